@@ -1,0 +1,2 @@
+//! Compiles the control RPC (no protoc needed).
+fn main() {}

@@ -1,0 +1,1 @@
+//! Leaf, page and set digests over canonical KV bytes.

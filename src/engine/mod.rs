@@ -1,0 +1,1 @@
+//! The engine adapter contract, its conformance suite, and the reference engine.

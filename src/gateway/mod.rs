@@ -1,0 +1,1 @@
+//! The gateway: accepts tokens and streams them to clients.

@@ -1,0 +1,1 @@
+//! The journal of accepted tokens, its cursors, and recovery.

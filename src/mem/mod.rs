@@ -1,0 +1,1 @@
+//! Owned memory regions, block pools and leases.

@@ -1,0 +1,1 @@
+//! The metadata store: compare-and-swap over small records.

@@ -1,0 +1,1 @@
+//! The migration protocol as sans-IO state machines.

@@ -1,0 +1,1 @@
+//! Worker and coordinator: execute the protocol's actions.

@@ -1,0 +1,1 @@
+//! KV pages: layouts, canonical order and the pure copy planner.

@@ -1,0 +1,1 @@
+//! The route record: the one decision point of a migration.

@@ -1,0 +1,1 @@
+//! One-sided transfers on registered regions.
