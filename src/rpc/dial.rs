@@ -32,7 +32,9 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = DialError;
     fn from_str(s: &str) -> Result<Self, DialError> {
-        let bad = || DialError::Endpoint { text: s.chars().take(200).collect() };
+        let bad = || DialError::Endpoint {
+            text: s.chars().take(200).collect(),
+        };
         if let Some(path) = s.strip_prefix("unix:") {
             if path.is_empty() {
                 return Err(bad());
@@ -80,13 +82,15 @@ pub async fn connect(endpoint: &Endpoint, deadline: Duration) -> Result<Channel,
         Endpoint::Tcp(addr) => format!("http://{addr}"),
     };
     let target = tonic::transport::Endpoint::from_shared(uri)
-        .map_err(|_| DialError::Endpoint { text: endpoint.to_string() })?
+        .map_err(|_| DialError::Endpoint {
+            text: endpoint.to_string(),
+        })?
         .connect_timeout(deadline)
         .tcp_nodelay(true);
-    target
-        .connect()
-        .await
-        .map_err(|source| DialError::Connect { endpoint: endpoint.clone(), source })
+    target.connect().await.map_err(|source| DialError::Connect {
+        endpoint: endpoint.clone(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -95,11 +99,25 @@ mod tests {
 
     #[test]
     fn endpoints_survive_text_and_an_unbracketed_ipv6_is_refused() {
-        for text in ["unix:/tmp/a.sock", "tcp:127.0.0.1:40", "tcp:[2605:340:cd51::1]:7"] {
+        for text in [
+            "unix:/tmp/a.sock",
+            "tcp:127.0.0.1:40",
+            "tcp:[2605:340:cd51::1]:7",
+        ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
-        for bad in ["", "unix:", "tcp:2605:340:cd51::1", "2605:340:cd51::1", "tcp:host", "tcp:1.2.3.4:x"] {
-            assert!(bad.parse::<Endpoint>().is_err(), "{bad} was taken for an endpoint");
+        for bad in [
+            "",
+            "unix:",
+            "tcp:2605:340:cd51::1",
+            "2605:340:cd51::1",
+            "tcp:host",
+            "tcp:1.2.3.4:x",
+        ] {
+            assert!(
+                bad.parse::<Endpoint>().is_err(),
+                "{bad} was taken for an endpoint"
+            );
         }
     }
 }

@@ -62,11 +62,17 @@ pub struct Server {
 impl Server {
     /// Binds. A TCP address must be a loopback one unless `beyond_loopback`.
     pub async fn bind(endpoint: &Endpoint, beyond_loopback: bool) -> Result<Self, ServeError> {
-        let bind = |source| ServeError::Bind { endpoint: endpoint.clone(), source };
+        let bind = |source| ServeError::Bind {
+            endpoint: endpoint.clone(),
+            source,
+        };
         match endpoint {
             Endpoint::Unix(path) => {
                 let listener = UnixListener::bind(path).map_err(bind)?;
-                Ok(Self { listener: Listener::Unix(listener), endpoint: endpoint.clone() })
+                Ok(Self {
+                    listener: Listener::Unix(listener),
+                    endpoint: endpoint.clone(),
+                })
             }
             Endpoint::Tcp(addr) if !addr.ip().is_loopback() && !beyond_loopback => {
                 Err(ServeError::NotLoopback { addr: *addr })
@@ -74,7 +80,10 @@ impl Server {
             Endpoint::Tcp(addr) => {
                 let listener = TcpListener::bind(addr).await.map_err(bind)?;
                 let local = listener.local_addr().map_err(bind)?;
-                Ok(Self { listener: Listener::Tcp(listener), endpoint: Endpoint::Tcp(local) })
+                Ok(Self {
+                    listener: Listener::Tcp(listener),
+                    endpoint: Endpoint::Tcp(local),
+                })
             }
         }
     }
@@ -91,13 +100,19 @@ impl Server {
         stop: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
         let endpoint = self.endpoint;
-        let router = tonic::transport::Server::builder().tcp_nodelay(true).add_routes(routes);
+        let router = tonic::transport::Server::builder()
+            .tcp_nodelay(true)
+            .add_routes(routes);
         match self.listener {
             Listener::Unix(l) => {
-                router.serve_with_incoming_shutdown(UnixListenerStream::new(l), stop).await
+                router
+                    .serve_with_incoming_shutdown(UnixListenerStream::new(l), stop)
+                    .await
             }
             Listener::Tcp(l) => {
-                router.serve_with_incoming_shutdown(TcpListenerStream::new(l), stop).await
+                router
+                    .serve_with_incoming_shutdown(TcpListenerStream::new(l), stop)
+                    .await
             }
         }
         .map_err(|source| ServeError::Serve { endpoint, source })

@@ -1,11 +1,9 @@
-//! The one clock of the engine: monotonic nanoseconds since the process first asked.
+//! The one clock of the engine: `CLOCK_MONOTONIC` of the machine.
 
-use std::sync::OnceLock;
-use std::time::Instant;
-
-/// Nanoseconds on this process's monotonic clock, as in [`super::TokenEvent::step_done_ns`].
+/// Nanoseconds of `CLOCK_MONOTONIC`, as in [`super::TokenEvent::step_done_ns`]. The kernel's value
+/// itself, not one relative to this process's start: two processes of one machine may compare them.
 pub fn clock_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = START.get_or_init(Instant::now);
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Monotonic time is never negative.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
