@@ -1,1 +1,2 @@
 //! The engine adapter contract, its conformance suite, and the reference engine.
+pub mod reference;
