@@ -1,1 +1,5 @@
 //! The gateway: accepts tokens and streams them to clients.
+
+pub mod http;
+pub mod hub;
+pub mod openai;
