@@ -180,13 +180,17 @@ pub enum Refusal {
     #[error("the prompt was given as embeddings, which no token log can pin; let it finish here")]
     PromptEmbeds,
     /// Several sequences share one request.
-    #[error("n > 1, best-of and beam search share KV between sequences; move them when only one is left")]
+    #[error(
+        "n > 1, best-of and beam search share KV between sequences; move them when only one is left"
+    )]
     FanoutOrBeam,
     /// Prompt log-probabilities are still owed.
     #[error("prompt log-probabilities are still owed; retry once they are delivered")]
     PromptLogprobs,
     /// Code of the user's runs in the sampler.
-    #[error("a custom logits processor keeps state that cannot be exported; let the request finish here")]
+    #[error(
+        "a custom logits processor keeps state that cannot be exported; let the request finish here"
+    )]
     CustomLogitsProcessor,
     /// The random generator's state cannot be read.
     #[error("the engine cannot export its random state; turn on per-request seeded sampling")]

@@ -61,8 +61,10 @@
 //! `hold` waits up to its deadline. Calls that read KV may wait up to [`LEASE_WAIT`] for a block
 //! that is being written at that moment, then fail as retryable. No other call waits.
 
+use super::pending::{
+    BlockLayout, BlockPool, LeafDigest, ObjectSetHeader, PageDigest, SetDigest, Shard, WriteLease,
+};
 use crate::control_state::{Claim, ControlDigest, DecodeError, Fingerprint, Refusal, RngKind};
-use super::pending::{BlockLayout, BlockPool, LeafDigest, ObjectSetHeader, PageDigest, SetDigest, Shard, WriteLease};
 use crate::id::{ErrorKind, Incarnation, MigrationEpoch, OwnerEpoch, RequestId};
 use std::fmt;
 use std::ops::Range;
@@ -529,7 +531,9 @@ pub enum AdapterError {
         token: u64,
     },
     /// A slot below `kv_len` that was never hashed here.
-    #[error("group {group}: token {token} was never hashed in this stage; nothing unverified is armed")]
+    #[error(
+        "group {group}: token {token} was never hashed in this stage; nothing unverified is armed"
+    )]
     NotHashed {
         /// Group.
         group: u16,
@@ -545,7 +549,9 @@ pub enum AdapterError {
         needs: StageState,
     },
     /// Same key, other arguments.
-    #[error("{0} differs from an earlier call with the same key; a retry must repeat its arguments")]
+    #[error(
+        "{0} differs from an earlier call with the same key; a retry must repeat its arguments"
+    )]
     Conflict(&'static str),
     /// The request may not be moved, or not to this engine.
     #[error(transparent)]
@@ -563,7 +569,9 @@ pub enum AdapterError {
     #[error("the control state cannot be read: {0}")]
     Control(#[from] DecodeError),
     /// The control state contradicts what was imported, or the replay ended elsewhere.
-    #[error("{0} does not match the imported control state; the state that arrived is not the source's")]
+    #[error(
+        "{0} does not match the imported control state; the state that arrived is not the source's"
+    )]
     ReplayMismatch(&'static str),
     /// A block is being written by somebody else.
     #[error("a KV block is being written at this moment; try again")]
