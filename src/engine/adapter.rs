@@ -64,7 +64,7 @@
 use super::pending::{
     BlockLayout, BlockPool, LeafDigest, ObjectSetHeader, PageDigest, SetDigest, Shard, WriteLease,
 };
-use crate::control_state::{Claim, ControlDigest, DecodeError, Fingerprint, Refusal, RngKind};
+use crate::control_state::{Claim, CodecError, ControlDigest, Fingerprint, Refusal, RngKind};
 use crate::id::{ErrorKind, Incarnation, MigrationEpoch, OwnerEpoch, RequestId};
 use std::fmt;
 use std::ops::Range;
@@ -567,7 +567,7 @@ pub enum AdapterError {
     },
     /// The control state cannot be read.
     #[error("the control state cannot be read: {0}")]
-    Control(#[from] DecodeError),
+    Control(#[from] CodecError),
     /// The control state contradicts what was imported, or the replay ended elsewhere.
     #[error(
         "{0} does not match the imported control state; the state that arrived is not the source's"
