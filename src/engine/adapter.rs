@@ -61,11 +61,11 @@
 //! `hold` waits up to its deadline. Calls that read KV may wait up to [`LEASE_WAIT`] for a block
 //! that is being written at that moment, then fail as retryable. No other call waits.
 
-use super::pending::{
-    BlockLayout, BlockPool, LeafDigest, ObjectSetHeader, PageDigest, SetDigest, Shard, WriteLease,
-};
 use crate::control_state::{Claim, CodecError, ControlDigest, Fingerprint, Refusal, RngKind};
+use crate::digest::{DigestError, LeafDigest, PageDigest, SetDigest};
 use crate::id::{ErrorKind, Incarnation, MigrationEpoch, OwnerEpoch, RequestId};
+use crate::mem::{BlockPool, MemError, WriteLease};
+use crate::page::{BlockLayout, ObjectSetHeader, PageError};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ pub struct Capabilities {
     pub engine_kind: u16,
     /// Build and numerics profile.
     pub fingerprint: Fingerprint,
-    /// Hash of the model's architecture and configuration; the same as [`ObjectSetHeader`]'s.
+    /// Hash of the model's architecture and configuration, as in the control state.
     pub model: [u8; 32],
     /// Version of the weights loaded.
     pub weights_version: u64,
@@ -153,8 +153,6 @@ pub struct Capabilities {
     pub tokenizer: [u8; 32],
     /// KV groups, canonical page size and digest scheme.
     pub header: ObjectSetHeader,
-    /// The layers and heads that live in this adapter's pool. Whole unless TP or PP is on.
-    pub shard: Shard,
     /// Longest sequence, in tokens.
     pub max_context: u32,
     /// The random generators it can continue.
@@ -173,11 +171,12 @@ pub struct Capabilities {
 }
 
 /// Where one group's KV lies in this process.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct PoolInfo {
     /// The blocks and their leases.
     pub pool: Arc<BlockPool>,
-    /// Where each (layer, head, token) lies in a block.
+    /// Where each (layer, head, token) lies in a block, and which layers and heads live here: all
+    /// of them unless TP or PP is on.
     pub layout: Arc<BlockLayout>,
 }
 
@@ -304,7 +303,7 @@ pub struct ControlExport {
 }
 
 /// What a destination must make room for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportSpec {
     /// The request.
     pub request: RequestId,
@@ -576,6 +575,15 @@ pub enum AdapterError {
     /// A block is being written by somebody else.
     #[error("a KV block is being written at this moment; try again")]
     Busy,
+    /// Memory could not be leased or allocated for another reason than `Busy` or `OutOfBlocks`.
+    #[error(transparent)]
+    Mem(MemError),
+    /// A view or layout does not fit.
+    #[error(transparent)]
+    Page(#[from] PageError),
+    /// Hashing failed.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
     /// The device failed.
     #[error("the device failed (XID {xid:?}); its KV is lost")]
     DeviceLost {
@@ -602,6 +610,9 @@ impl AdapterError {
             Self::DeviceLost { xid } => ErrorKind::DeviceLost { xid: *xid },
             Self::SealedDirty | Self::ReplayMismatch(_) => ErrorKind::Integrity,
             Self::Control(e) => e.kind(),
+            Self::Mem(e) => e.kind(),
+            Self::Page(e) => e.kind(),
+            Self::Digest(e) => e.kind(),
             Self::Refused(r) => r.kind(),
             Self::Incompatible(_) | Self::MutableState { .. } => ErrorKind::Unsupported,
             Self::Unknown(_)
@@ -616,6 +627,19 @@ impl AdapterError {
             | Self::Conflict(_)
             | Self::Caller(_) => ErrorKind::Caller,
             Self::Bug(_) => ErrorKind::Bug,
+        }
+    }
+}
+
+impl From<MemError> for AdapterError {
+    fn from(e: MemError) -> Self {
+        match e {
+            MemError::Busy { .. } => Self::Busy,
+            MemError::Exhausted { wanted, free } => Self::OutOfBlocks {
+                needed: wanted as u64,
+                free: free as u64,
+            },
+            other => Self::Mem(other),
         }
     }
 }
