@@ -1,4 +1,4 @@
-//! Why a state cannot be read ([`DecodeError`]) or may not be moved ([`Refusal`]).
+//! Why a state cannot be read or written ([`CodecError`]) or may not be moved ([`Refusal`]).
 
 use crate::id::ErrorKind;
 use std::fmt;
@@ -46,9 +46,9 @@ impl fmt::Display for Field {
     }
 }
 
-/// Bytes that are not the canonical encoding of any state.
+/// Bytes that are not the canonical encoding of any state, or a state that has no encoding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum CodecError {
     /// The bytes end inside a field or before the last one.
     #[error("{0}: the bytes end too early; the state was cut short on its way")]
     Truncated(Field),
@@ -150,7 +150,7 @@ pub enum DecodeError {
     },
 }
 
-impl DecodeError {
+impl CodecError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
