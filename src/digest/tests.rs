@@ -467,6 +467,10 @@ fn the_set_digest_takes_pages_in_order_and_exact_token_counts_only() {
     // A tail page that is full must have been pushed as sealed.
     assert!(matches!(
         set.finish(48, &two),
+        Err(DigestError::UnexpectedTail { group: 0 })
+    ));
+    assert!(matches!(
+        set.finish(48, &[]),
         Err(DigestError::TokenCount { have: 32, .. })
     ));
     // Finishing leaves the running state alone.
