@@ -1,4 +1,5 @@
 //! The engine adapter contract, its conformance suite, and the reference engine.
 
 pub mod adapter;
+pub mod conformance;
 pub mod reference;
