@@ -2,4 +2,5 @@
 
 pub mod adapter;
 pub mod conformance;
+mod lease;
 pub mod reference;

@@ -5,8 +5,8 @@ use super::{Check, Clause, Pair};
 use crate::control_state::Refusal;
 use crate::digest::SetDigest;
 use crate::engine::adapter::{
-    Activation, AdapterError, Checkpoint, EngineAdapter, ImportSpec, JournalImage, Manifest,
-    PageDigests, PinId, RebuildClass, Released, StageId, StageState, What,
+    Activation, AdapterError, Checkpoint, ImportSpec, JournalImage, Manifest, PageDigests, PinId,
+    RebuildClass, Released, StageId, StageState, What,
 };
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 
@@ -62,15 +62,48 @@ fn lower_epochs_are_refused(pair: &mut Pair) -> Check {
     let (pin, stage) = (m.pinned.pin, m.stage);
     // At the source.
     refused(source.pin(REQUEST, older), "pin under a lower epoch", stale)?;
-    refused(source.hold(REQUEST, older, soon()), "hold under a lower epoch", stale)?;
-    refused(source.release_hold(REQUEST, older), "release_hold under a lower epoch", stale)?;
-    refused(source.retire(REQUEST, older), "retire under a lower epoch", stale)?;
-    let boundary = source.hold(REQUEST, newer, soon()).said("hold taken over by a higher epoch")?;
-    ensure!(boundary.seal == m.boundary.seal, "taking a hold over moved the boundary");
-    refused(source.release_hold(REQUEST, EPOCH), "release_hold after it was taken over", stale)?;
-    refused(source.retire(REQUEST, EPOCH), "retire after the hold was taken over", stale)?;
-    refused(source.seal_through(pin), "seal_through on a stale pin", stale)?;
-    refused(source.export_control(pin.into(), OWNER), "export_control on a stale pin", stale)?;
+    refused(
+        source.hold(REQUEST, older, soon()),
+        "hold under a lower epoch",
+        stale,
+    )?;
+    refused(
+        source.release_hold(REQUEST, older),
+        "release_hold under a lower epoch",
+        stale,
+    )?;
+    refused(
+        source.retire(REQUEST, older),
+        "retire under a lower epoch",
+        stale,
+    )?;
+    let boundary = source
+        .hold(REQUEST, newer, soon())
+        .said("hold taken over by a higher epoch")?;
+    ensure!(
+        boundary.seal == m.boundary.seal,
+        "taking a hold over moved the boundary"
+    );
+    refused(
+        source.release_hold(REQUEST, EPOCH),
+        "release_hold after it was taken over",
+        stale,
+    )?;
+    refused(
+        source.retire(REQUEST, EPOCH),
+        "retire after the hold was taken over",
+        stale,
+    )?;
+    refused(
+        source.seal_through(pin),
+        "seal_through on a stale pin",
+        stale,
+    )?;
+    refused(
+        source.export_control(pin.into(), OWNER),
+        "export_control on a stale pin",
+        stale,
+    )?;
     let before = last_seq(&*pair.source, REQUEST);
     pair.source.step();
     ensure!(
@@ -80,26 +113,47 @@ fn lower_epochs_are_refused(pair: &mut Pair) -> Check {
     source.unpin(pin).said("unpin of a stale pin")?;
     // At the destination.
     m.spec.epoch = older;
-    refused(destination.prepare_import(&m.spec), "prepare_import under a lower epoch", stale)?;
+    refused(
+        destination.prepare_import(&m.spec),
+        "prepare_import under a lower epoch",
+        stale,
+    )?;
     m.spec.epoch = newer;
-    let second = destination.prepare_import(&m.spec).said("prepare_import under a higher epoch")?;
+    let second = destination
+        .prepare_import(&m.spec)
+        .said("prepare_import under a higher epoch")?;
     ensure!(second != stage, "a new attempt got the old attempt's stage");
     let (kv_len, group) = (m.boundary.kv_len, groups(&*destination)[0]);
-    refused(destination.import_tokens(stage, 0, &[]), "import_tokens on a stale stage", stale)?;
+    refused(
+        destination.import_tokens(stage, 0, &[]),
+        "import_tokens on a stale stage",
+        stale,
+    )?;
     refused(
         destination.stage_write(stage, group, kv_len - 1..kv_len),
         "stage_write on a stale stage",
         stale,
     )?;
-    refused(destination.commit_import(stage, &m.manifest()), "commit_import on a stale stage", stale)?;
+    refused(
+        destination.commit_import(stage, &m.manifest()),
+        "commit_import on a stale stage",
+        stale,
+    )?;
     refused(
         destination.import_control(stage, &m.control.bytes, OWNER),
         "import_control on a stale stage",
         stale,
     )?;
     refused(destination.arm(stage), "arm on a stale stage", stale)?;
-    let activation = Activation { owner_epoch: OwnerEpoch(2), reemit_from: m.boundary.seal + 1 };
-    refused(destination.activate(stage, activation), "activate on a stale stage", stale)?;
+    let activation = Activation {
+        owner_epoch: OwnerEpoch(2),
+        reemit_from: m.boundary.seal + 1,
+    };
+    refused(
+        destination.activate(stage, activation),
+        "activate on a stale stage",
+        stale,
+    )?;
     destination.disarm(stage).said("disarm of a stale stage")?;
     destination.abort_import(second).said("abort_import")?;
     Ok(())
@@ -110,16 +164,31 @@ fn taking_is_keyed(pair: &mut Pair) -> Check {
     let again = m.source.pin(REQUEST, EPOCH).said("pin repeated")?;
     ensure!(again.pin == m.pinned.pin, "a repeated pin is another pin");
     let free = free_blocks(&*m.destination)?;
-    let stage = m.destination.prepare_import(&m.spec).said("prepare_import repeated")?;
-    ensure!(stage == m.stage, "a repeated prepare_import is another stage");
-    let more = ImportSpec { max_tokens: m.spec.max_tokens - 1, ..m.spec.clone() };
+    let stage = m
+        .destination
+        .prepare_import(&m.spec)
+        .said("prepare_import repeated")?;
+    ensure!(
+        stage == m.stage,
+        "a repeated prepare_import is another stage"
+    );
+    let more = ImportSpec {
+        max_tokens: m.spec.max_tokens - 1,
+        ..m.spec.clone()
+    };
     refused(
         m.destination.prepare_import(&more),
         "prepare_import with the same key and other arguments",
         |e| matches!(e, AdapterError::Conflict(_)),
     )?;
-    ensure!(free_blocks(&*m.destination)? == free, "a repeat reserved blocks");
-    let own = ImportSpec { epoch: MigrationEpoch(EPOCH.0 + 1), ..m.spec.clone() };
+    ensure!(
+        free_blocks(&*m.destination)? == free,
+        "a repeat reserved blocks"
+    );
+    let own = ImportSpec {
+        epoch: MigrationEpoch(EPOCH.0 + 1),
+        ..m.spec.clone()
+    };
     refused(
         m.source.prepare_import(&own),
         "importing a request where it runs",
@@ -131,9 +200,16 @@ fn giving_back_is_complete(pair: &mut Pair) -> Check {
     let (source, destination) = (pair.source.adapter(), pair.destination.adapter());
     let free = (free_blocks(&*source)?, free_blocks(&*destination)?);
     let mut m = migrate(pair, &PLAN, 9, Upto::Reserved)?;
-    for (n, upto) in [Upto::Reserved, Upto::Copied, Upto::Hashed, Upto::Committed, Upto::Loaded, Upto::Armed]
-        .into_iter()
-        .enumerate()
+    for (n, upto) in [
+        Upto::Reserved,
+        Upto::Copied,
+        Upto::Hashed,
+        Upto::Committed,
+        Upto::Loaded,
+        Upto::Armed,
+    ]
+    .into_iter()
+    .enumerate()
     {
         if n > 0 {
             m.spec.epoch = MigrationEpoch(EPOCH.0 + n as u64);
@@ -141,16 +217,31 @@ fn giving_back_is_complete(pair: &mut Pair) -> Check {
         }
         advance(&mut m, upto)?;
         let first = if upto == Upto::Armed {
-            refused(destination.abort_import(m.stage), "aborting what is armed", |e| {
-                matches!(e, AdapterError::StageState { is: StageState::Armed, .. })
-            })?;
+            refused(
+                destination.abort_import(m.stage),
+                "aborting what is armed",
+                |e| {
+                    matches!(
+                        e,
+                        AdapterError::StageState {
+                            is: StageState::Armed,
+                            ..
+                        }
+                    )
+                },
+            )?;
             destination.disarm(m.stage).said("disarm")?
         } else {
             destination.abort_import(m.stage).said("abort_import")?
         };
-        ensure!(first.blocks > 0, "giving back a stage that is {upto:?} gave nothing back");
+        ensure!(
+            first.blocks > 0,
+            "giving back a stage that is {upto:?} gave nothing back"
+        );
         for _ in 0..2 {
-            let again = destination.abort_import(m.stage).said("abort_import repeated")?;
+            let again = destination
+                .abort_import(m.stage)
+                .said("abort_import repeated")?;
             let disarmed = destination.disarm(m.stage).said("disarm repeated")?;
             ensure!(
                 (again, disarmed) == (Released::default(), Released::default()),
@@ -162,9 +253,11 @@ fn giving_back_is_complete(pair: &mut Pair) -> Check {
             free_blocks(&*destination)? == free.1,
             "blocks are missing after a stage that was {upto:?} ended"
         );
-        refused(destination.arm(m.stage), "arming a stage that is gone", |e| {
-            matches!(e, AdapterError::Unknown(What::Stage(_)))
-        })?;
+        refused(
+            destination.arm(m.stage),
+            "arming a stage that is gone",
+            |e| matches!(e, AdapterError::Unknown(What::Stage(_))),
+        )?;
     }
     source.retire(REQUEST, EPOCH).said("retire")?;
     source.unpin(m.pinned.pin).said("unpin")?;
@@ -172,9 +265,15 @@ fn giving_back_is_complete(pair: &mut Pair) -> Check {
         source.unpin(m.pinned.pin).said("unpin repeated")?,
         source.retire(REQUEST, EPOCH).said("retire repeated")?,
     );
-    ensure!(again == Default::default(), "what is gone at the source gave back blocks");
+    ensure!(
+        again == Default::default(),
+        "what is gone at the source gave back blocks"
+    );
     pair.source.step();
-    ensure!(free_blocks(&*source)? == free.0, "blocks are missing at the source");
+    ensure!(
+        free_blocks(&*source)? == free.0,
+        "blocks are missing at the source"
+    );
     Ok(())
 }
 
@@ -183,15 +282,19 @@ fn leases_outlive_their_stage(pair: &mut Pair) -> Check {
     let free = free_blocks(&*destination)?;
     let m = migrate(pair, &PLAN, 9, Upto::Reserved)?;
     let group = groups(&*destination)[0];
-    let start = m.pinned.first_live.iter().find(|(g, _)| *g == group).map_or(0, |(_, t)| *t);
+    let start = first_live(&m.pinned.first_live, group);
     let mut lease = destination
         .stage_write(m.stage, group, start..m.boundary.kv_len)
         .said("stage_write")?;
     let leased = lease.blocks().to_vec();
-    destination.abort_import(m.stage).said("abort_import under a write lease")?;
-    refused(destination.commit_import(m.stage, &m.manifest()), "committing what is gone", |e| {
-        matches!(e, AdapterError::Unknown(_))
-    })?;
+    destination
+        .abort_import(m.stage)
+        .said("abort_import under a write lease")?;
+    refused(
+        destination.commit_import(m.stage, &m.manifest()),
+        "committing what is gone",
+        |e| matches!(e, AdapterError::Unknown(_)),
+    )?;
     // The late write lands in blocks that nobody else can have.
     let info = destination.pool(group).said("pool")?;
     for round in 0..3u8 {
@@ -199,9 +302,14 @@ fn leases_outlive_their_stage(pair: &mut Pair) -> Check {
         super::flow::start(&mut *pair.destination, churn, &PLAN)?;
         decode(&mut *pair.destination, churn, 5)?;
         let pinned = destination.pin(churn, EPOCH).said("pin")?;
-        let upto = destination.seal_through(pinned.pin).said("seal_through")?.stable_len;
-        let live = pinned.first_live.iter().find(|(g, _)| *g == group).map_or(0, |(_, t)| *t);
-        let table = destination.table(pinned.pin.into(), group, live..upto).said("table")?;
+        let upto = destination
+            .seal_through(pinned.pin)
+            .said("seal_through")?
+            .stable_len;
+        let live = first_live(&pinned.first_live, group);
+        let table = destination
+            .table(pinned.pin.into(), group, live..upto)
+            .said("table")?;
         ensure!(
             table.iter().all(|b| !leased.contains(b)),
             "a block under a dead stage's lease was given to another request"
@@ -215,7 +323,10 @@ fn leases_outlive_their_stage(pair: &mut Pair) -> Check {
         pair.destination.abort(churn);
     }
     pair.destination.step();
-    ensure!(free_blocks(&*destination)? < free, "leased blocks were freed");
+    ensure!(
+        free_blocks(&*destination)? < free,
+        "leased blocks were freed"
+    );
     drop(lease);
     let deadline = soon();
     while free_blocks(&*destination)? < free && std::time::Instant::now() < deadline {
@@ -245,8 +356,13 @@ fn rebuild_is_honest(pair: &mut Pair) -> Check {
     decode(&mut *pair.source, REQUEST, 8)?;
     let (source, destination) = (pair.source.adapter(), pair.destination.adapter());
     let best = destination.capabilities().rebuild;
-    let checkpoint = source.journal_checkpoint(REQUEST, soon()).said("journal_checkpoint")?;
-    ensure!(checkpoint.seal >= 8, "the checkpoint is older than the call");
+    let checkpoint = source
+        .journal_checkpoint(REQUEST, soon())
+        .said("journal_checkpoint")?;
+    ensure!(
+        checkpoint.seal >= 8,
+        "the checkpoint is older than the call"
+    );
     decode(&mut *pair.source, REQUEST, checkpoint.seal + 9)?;
     let journal = output(&*pair.source, REQUEST)?;
     let pinned = source.pin(REQUEST, EPOCH).said("pin")?;
@@ -260,7 +376,10 @@ fn rebuild_is_honest(pair: &mut Pair) -> Check {
             request: REQUEST,
             epoch: MigrationEpoch(epoch),
             owner_epoch: OWNER,
-            checkpoint: Checkpoint { set_digest, ..checkpoint.clone() },
+            checkpoint: Checkpoint {
+                set_digest,
+                ..checkpoint.clone()
+            },
             prompt: prompt.clone(),
             output: tokens.to_vec(),
         })
@@ -272,22 +391,52 @@ fn rebuild_is_honest(pair: &mut Pair) -> Check {
             rebuilt.class > RebuildClass::BitExact,
             "KV that was compared with {wrong:?} is called bit-exact"
         );
-        ensure!(rebuilt.class >= best, "a better class than the capabilities allow");
-        destination.disarm(rebuilt.stage).said("disarm of a rebuilt request")?;
+        ensure!(
+            rebuilt.class >= best,
+            "a better class than the capabilities allow"
+        );
+        destination
+            .disarm(rebuilt.stage)
+            .said("disarm of a rebuilt request")?;
     }
     let mut forged = journal.clone();
     forged[2] ^= 1;
-    refused(rebuild(None, &forged), "rebuilding from a journal that contradicts its checkpoint", |e| {
-        matches!(e, AdapterError::Conflict(_) | AdapterError::ReplayMismatch(_))
-    })?;
+    refused(
+        rebuild(None, &forged),
+        "rebuilding from a journal that contradicts its checkpoint",
+        |e| {
+            matches!(
+                e,
+                AdapterError::Conflict(_) | AdapterError::ReplayMismatch(_)
+            )
+        },
+    )?;
     let short = &journal[..checkpoint.seal as usize - 1];
-    refused(rebuild(None, short), "rebuilding from a journal shorter than its checkpoint", |e| {
-        matches!(e, AdapterError::Conflict(_) | AdapterError::Caller(_) | AdapterError::OutOfRange { .. })
-    })?;
+    refused(
+        rebuild(None, short),
+        "rebuilding from a journal shorter than its checkpoint",
+        |e| {
+            matches!(
+                e,
+                AdapterError::Conflict(_)
+                    | AdapterError::Caller(_)
+                    | AdapterError::OutOfRange { .. }
+            )
+        },
+    )?;
     let rebuilt = rebuild(checkpoint.set_digest, &journal).said("rebuild_from_journal")?;
-    ensure!(rebuilt.seal == seal, "rebuilt up to {} of {seal} journaled tokens", rebuilt.seal);
-    let activation = Activation { owner_epoch: OwnerEpoch(2), reemit_from: seal - 4 };
-    destination.activate(rebuilt.stage, activation).said("activate")?;
+    ensure!(
+        rebuilt.seal == seal,
+        "rebuilt up to {} of {seal} journaled tokens",
+        rebuilt.seal
+    );
+    let activation = Activation {
+        owner_epoch: OwnerEpoch(2),
+        reemit_from: seal - 4,
+    };
+    destination
+        .activate(rebuilt.stage, activation)
+        .said("activate")?;
     decode(&mut *pair.destination, REQUEST, seal + 12)?;
     decode(&mut *pair.source, REQUEST, seal + 12)?;
     let expected = output(&*pair.source, REQUEST)?;
@@ -298,7 +447,9 @@ fn rebuild_is_honest(pair: &mut Pair) -> Check {
     );
     for e in &emitted {
         let kept = e.seq <= seal || rebuilt.class <= RebuildClass::TokenExactOnly;
-        let same = expected.get(e.seq as usize - 1).is_none_or(|t| *t == e.token);
+        let same = expected
+            .get(e.seq as usize - 1)
+            .is_none_or(|t| *t == e.token);
         ensure!(
             same || !kept,
             "token {} is another one than the lost worker's, though the rebuild is {:?}",
@@ -318,7 +469,11 @@ fn unknown_is_typed(pair: &mut Pair) -> Check {
     refused(adapter.pin(nobody, EPOCH), "pin", request)?;
     refused(adapter.hold(nobody, EPOCH, soon()), "hold", request)?;
     refused(adapter.release_hold(nobody, EPOCH), "release_hold", request)?;
-    refused(adapter.journal_checkpoint(nobody, soon()), "journal_checkpoint", request)?;
+    refused(
+        adapter.journal_checkpoint(nobody, soon()),
+        "journal_checkpoint",
+        request,
+    )?;
     refused(adapter.seal_through(pin), "seal_through", unknown)?;
     refused(adapter.pool(u16::MAX), "pool", unknown)?;
     let group = groups(adapter)[0];
@@ -326,17 +481,47 @@ fn unknown_is_typed(pair: &mut Pair) -> Check {
         refused(adapter.table(view, group, 0..1), "table", unknown)?;
         refused(adapter.token_log(view, 0), "token_log", unknown)?;
         let mut out = PageDigests::new();
-        refused(adapter.hash_pages(view, group, 0..1, 1, &mut out), "hash_pages", unknown)?;
+        refused(
+            adapter.hash_pages(view, group, 0..1, 1, &mut out),
+            "hash_pages",
+            unknown,
+        )?;
         refused(adapter.hash_tail(view, 1, &mut out), "hash_tail", unknown)?;
-        refused(adapter.export_control(view, OWNER), "export_control", unknown)?;
+        refused(
+            adapter.export_control(view, OWNER),
+            "export_control",
+            unknown,
+        )?;
     }
-    let manifest = Manifest { kv_len: 1, first_live: Vec::new() };
-    refused(adapter.import_tokens(stage, 0, &[1]), "import_tokens", unknown)?;
-    refused(adapter.stage_write(stage, group, 0..1), "stage_write", unknown)?;
-    refused(adapter.commit_import(stage, &manifest), "commit_import", unknown)?;
-    refused(adapter.import_control(stage, &spare.control.bytes, OWNER), "import_control", unknown)?;
+    let manifest = Manifest {
+        kv_len: 1,
+        first_live: Vec::new(),
+    };
+    refused(
+        adapter.import_tokens(stage, 0, &[1]),
+        "import_tokens",
+        unknown,
+    )?;
+    refused(
+        adapter.stage_write(stage, group, 0..1),
+        "stage_write",
+        unknown,
+    )?;
+    refused(
+        adapter.commit_import(stage, &manifest),
+        "commit_import",
+        unknown,
+    )?;
+    refused(
+        adapter.import_control(stage, &spare.control.bytes, OWNER),
+        "import_control",
+        unknown,
+    )?;
     refused(adapter.arm(stage), "arm", unknown)?;
-    let activation = Activation { owner_epoch: OwnerEpoch(2), reemit_from: 1 };
+    let activation = Activation {
+        owner_epoch: OwnerEpoch(2),
+        reemit_from: 1,
+    };
     refused(adapter.activate(stage, activation), "activate", unknown)?;
     for (call, released) in [
         ("unpin", adapter.unpin(pin)),

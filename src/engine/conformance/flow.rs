@@ -3,8 +3,8 @@
 use super::{Driver, Failed, Pair, Plan};
 use crate::control_state::ControlState;
 use crate::engine::adapter::{
-    AdapterError, Boundary, ControlExport, EngineAdapter, ImportSpec, Manifest, PageDigests, PageRow,
-    PinId, Pinned, StageId, View,
+    AdapterError, Boundary, ControlExport, EngineAdapter, ImportSpec, Manifest, PageDigests,
+    PageRow, PinId, Pinned, StageId, View,
 };
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::page::TokenView;
@@ -55,7 +55,9 @@ pub(super) fn refused<T>(
     match result {
         Ok(_) => Err(Failed::Broken(format!("{call} succeeded"))),
         Err(e) if so(&e) => Ok(()),
-        Err(e) => Err(Failed::Broken(format!("{call} failed in the wrong way: {e}"))),
+        Err(e) => Err(Failed::Broken(format!(
+            "{call} failed in the wrong way: {e}"
+        ))),
     }
 }
 
@@ -90,7 +92,12 @@ pub(super) fn decode(
 }
 
 pub(super) fn last_seq(driver: &dyn Driver, request: RequestId) -> u64 {
-    driver.emitted(request).iter().map(|e| e.seq).max().unwrap_or(0)
+    driver
+        .emitted(request)
+        .iter()
+        .map(|e| e.seq)
+        .max()
+        .unwrap_or(0)
 }
 
 /// The emitted tokens by number, with the first emission of each; an unequal repeat is a breach.
@@ -101,7 +108,12 @@ pub(super) fn output(driver: &dyn Driver, request: RequestId) -> Result<Vec<u32>
         match tokens.get(at) {
             Some(have) => ensure!(*have == e.token, "token {} was emitted as two", e.seq),
             None => {
-                ensure!(at == tokens.len(), "token {} follows {}", e.seq, tokens.len());
+                ensure!(
+                    at == tokens.len(),
+                    "token {} follows {}",
+                    e.seq,
+                    tokens.len()
+                );
                 tokens.push(e.token);
             }
         }
@@ -119,8 +131,11 @@ pub(super) fn page_tokens(adapter: &dyn EngineAdapter) -> u64 {
 }
 
 /// First token of a group that a view still has.
-fn first_live(pinned: &[(u16, u64)], group: u16) -> u64 {
-    pinned.iter().find(|(g, _)| *g == group).map_or(0, |(_, t)| *t)
+pub(super) fn first_live(pinned: &[(u16, u64)], group: u16) -> u64 {
+    pinned
+        .iter()
+        .find(|(g, _)| *g == group)
+        .map_or(0, |(_, t)| *t)
 }
 
 /// Free blocks of all pools, each pool once.
@@ -183,9 +198,18 @@ pub(super) fn flip_bit(
     let shard = info.layout.shard();
     let offset = info
         .layout
-        .locate(shard.layers[0], shard.heads[0], crate::page::Component::K, table[0], slot)
+        .locate(
+            shard.layers[0],
+            shard.heads[0],
+            crate::page::Component::K,
+            table[0],
+            slot,
+        )
         .map_err(|e| e.to_string())?;
-    let mut lease = info.pool.write_until(&table, soon()).map_err(|e| e.to_string())?;
+    let mut lease = info
+        .pool
+        .write_until(&table, soon())
+        .map_err(|e| e.to_string())?;
     lease.bytes_mut(offset, 1)[0] ^= 0x10;
     Ok(())
 }
@@ -209,18 +233,28 @@ pub(super) fn copy(
             destination.pool(group).said("pool")?,
         );
         let (from_table, to_table) = (
-            source.table(pin.into(), group, tokens.clone()).said("table of the pin")?,
-            destination.table(stage.into(), group, tokens.clone()).said("table of the stage")?,
+            source
+                .table(pin.into(), group, tokens.clone())
+                .said("table of the pin")?,
+            destination
+                .table(stage.into(), group, tokens.clone())
+                .said("table of the stage")?,
         );
         let text = |e: crate::page::PageError| Failed::Broken(format!("a table does not fit: {e}"));
         let from_view = TokenView::new(&from.layout, &from_table, tokens.clone()).map_err(text)?;
         let to_view = TokenView::new(&to.layout, &to_table, tokens.clone()).map_err(text)?;
-        let read = from.pool.read_until(&from_table, soon()).map_err(|e| e.to_string())?;
+        let read = from
+            .pool
+            .read_until(&from_table, soon())
+            .map_err(|e| e.to_string())?;
         let mut write = destination
             .stage_write(stage, group, tokens.clone())
             .said("stage_write")?;
         for token in tokens {
-            let (a, b) = (from_view.place(token).map_err(text)?, to_view.place(token).map_err(text)?);
+            let (a, b) = (
+                from_view.place(token).map_err(text)?,
+                to_view.place(token).map_err(text)?,
+            );
             for (layer, head) in to.layout.shard().iter() {
                 for component in from.layout.components() {
                     let len = from.layout.geometry().row_bytes(*component) as usize;
@@ -286,7 +320,12 @@ pub(super) fn reserve(pair: &Pair, request: RequestId) -> Result<Migration, Fail
         .said("export_control of the source")?;
     let state = ControlState::decode(&control.bytes)
         .map_err(|e| format!("the source's control state cannot be read: {e}"))?;
-    let expected = hash_all(&*source, pinned.pin.into(), &pinned.first_live, boundary.kv_len)?;
+    let expected = hash_all(
+        &*source,
+        pinned.pin.into(),
+        &pinned.first_live,
+        boundary.kv_len,
+    )?;
     let spec = ImportSpec {
         request,
         epoch: EPOCH,
@@ -317,7 +356,9 @@ pub(super) fn advance(m: &mut Migration, upto: Upto) -> Result<(), Failed> {
     let (pin, live, kv_len) = (m.pinned.pin, &m.pinned.first_live, m.boundary.kv_len);
     if upto >= Upto::Copied {
         let tokens = source.token_log(pin.into(), 0).said("token_log")?;
-        destination.import_tokens(stage, 0, &tokens).said("import_tokens")?;
+        destination
+            .import_tokens(stage, 0, &tokens)
+            .said("import_tokens")?;
         let start = live.iter().map(|(_, t)| *t).min().unwrap_or(0);
         copy(source, pin, destination, stage, live, start..kv_len)?;
     }
@@ -330,7 +371,9 @@ pub(super) fn advance(m: &mut Migration, upto: Upto) -> Result<(), Failed> {
     }
     if upto >= Upto::Committed {
         let manifest = m.manifest();
-        destination.commit_import(stage, &manifest).said("commit_import")?;
+        destination
+            .commit_import(stage, &manifest)
+            .said("commit_import")?;
     }
     if upto >= Upto::Loaded {
         destination
@@ -355,4 +398,20 @@ pub(super) fn migrate(
     let mut m = reserve(pair, REQUEST)?;
     advance(&mut m, upto)?;
     Ok(m)
+}
+
+/// One step further than the migration is.
+pub(super) fn step_to(m: &Migration, upto: Upto) -> Result<(), Failed> {
+    match upto {
+        Upto::Committed => m
+            .destination
+            .commit_import(m.stage, &m.manifest())
+            .said("commit_import"),
+        Upto::Loaded => m
+            .destination
+            .import_control(m.stage, &m.control.bytes, OWNER)
+            .said("import_control"),
+        Upto::Armed => m.destination.arm(m.stage).said("arm").map(|_| ()),
+        _ => Ok(()),
+    }
 }

@@ -16,17 +16,21 @@
 
 mod bad;
 mod both;
-mod destination;
+mod faults;
 mod flow;
 mod source;
+mod stage;
+mod start;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod toy;
 #[cfg(test)]
 mod toy_adapter;
+#[cfg(test)]
+mod toy_import;
 
-pub use bad::Fault;
+pub use faults::Fault;
 
 use super::adapter::EngineAdapter;
 use crate::id::{OwnerEpoch, RequestId};
@@ -122,10 +126,15 @@ pub struct Clause {
 
 /// All clauses.
 pub fn clauses() -> impl Iterator<Item = Clause> {
-    [source::CLAUSES, destination::CLAUSES, both::CLAUSES]
-        .into_iter()
-        .flatten()
-        .copied()
+    [
+        source::CLAUSES,
+        stage::CLAUSES,
+        start::CLAUSES,
+        both::CLAUSES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
 }
 
 /// How one clause came out.
@@ -154,18 +163,22 @@ impl Report {
 
     /// Clauses that are broken, and how.
     pub fn broken(&self) -> impl Iterator<Item = (&Clause, &str)> {
-        self.rows.iter().filter_map(|(clause, outcome)| match outcome {
-            Outcome::Broken(why) => Some((clause, why.as_str())),
-            _ => None,
-        })
+        self.rows
+            .iter()
+            .filter_map(|(clause, outcome)| match outcome {
+                Outcome::Broken(why) => Some((clause, why.as_str())),
+                _ => None,
+            })
     }
 
     /// Clauses that could not be tried, and why.
     pub fn not_applicable(&self) -> impl Iterator<Item = (&Clause, &str)> {
-        self.rows.iter().filter_map(|(clause, outcome)| match outcome {
-            Outcome::NotApplicable(why) => Some((clause, why.as_str())),
-            _ => None,
-        })
+        self.rows
+            .iter()
+            .filter_map(|(clause, outcome)| match outcome {
+                Outcome::NotApplicable(why) => Some((clause, why.as_str())),
+                _ => None,
+            })
     }
 }
 

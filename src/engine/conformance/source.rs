@@ -51,11 +51,6 @@ pub(super) const CLAUSES: &[Clause] = &[
         check: pages_by_position,
     },
     Clause {
-        id: "valid-tokens-only",
-        text: "A digest covers every valid token of its page, and nothing past them.",
-        check: valid_tokens_only,
-    },
-    Clause {
         id: "control-is-frozen",
         text: "A held request's control state is exported the same each time, counts what was emitted, \
                and pins the token log.",
@@ -82,7 +77,11 @@ fn hold_is_a_step_boundary(pair: &mut Pair) -> Check {
         tokens.len()
     );
     let kv_len = pinned.prompt_tokens + boundary.seal - 1;
-    ensure!(boundary.kv_len == kv_len, "kv_len is {}, not {kv_len}", boundary.kv_len);
+    ensure!(
+        boundary.kv_len == kv_len,
+        "kv_len is {}, not {kv_len}",
+        boundary.kv_len
+    );
     ensure!(
         Some(&boundary.pending_token) == tokens.last(),
         "the pending token is not the last one emitted"
@@ -97,7 +96,11 @@ fn hold_is_a_step_boundary(pair: &mut Pair) -> Check {
         pair.source.step();
     }
     let after = output(&*pair.source, REQUEST)?;
-    ensure!(after == tokens, "a held request emitted {} tokens", after.len() - tokens.len());
+    ensure!(
+        after == tokens,
+        "a held request emitted {} tokens",
+        after.len() - tokens.len()
+    );
     let again = adapter.hold(REQUEST, EPOCH, soon()).said("hold repeated")?;
     ensure!(again == boundary, "a repeated hold gives another boundary");
     let now = hash_all(&*adapter, pinned.pin.into(), &pinned.first_live, kv_len)?;
@@ -110,7 +113,10 @@ fn hold_frees_nothing(pair: &mut Pair) -> Check {
     decode(&mut *pair.source, REQUEST, 6)?;
     let adapter = pair.source.adapter();
     let pinned = adapter.pin(REQUEST, EPOCH).said("pin")?;
-    let upto = adapter.seal_through(pinned.pin).said("seal_through")?.stable_len;
+    let upto = adapter
+        .seal_through(pinned.pin)
+        .said("seal_through")?
+        .stable_len;
     let live = pinned.first_live.iter().map(|(_, t)| *t).max().unwrap_or(0);
     let before = references(&*adapter, pinned.pin.into(), live..upto)?;
     adapter.hold(REQUEST, EPOCH, soon()).said("hold")?;
@@ -123,17 +129,32 @@ fn hold_frees_nothing(pair: &mut Pair) -> Check {
     start(&mut *pair.source, OTHER, &PLAN)?;
     decode(&mut *pair.source, OTHER, 6)?;
     let free = free_blocks(&*adapter)?;
-    adapter.hold(OTHER, EPOCH, soon()).said("hold without a pin")?;
-    ensure!(free_blocks(&*adapter)? == free, "blocks came free by a hold");
+    adapter
+        .hold(OTHER, EPOCH, soon())
+        .said("hold without a pin")?;
+    ensure!(
+        free_blocks(&*adapter)? == free,
+        "blocks came free by a hold"
+    );
     Ok(())
 }
 
 fn release_resumes_identically(pair: &mut Pair) -> Check {
     for constrained in [false, true] {
-        let plan = Plan { constrained, ..PLAN };
-        let (held, twin) = if constrained { (OTHER, REQUEST) } else { (REQUEST, OTHER) };
+        let plan = Plan {
+            constrained,
+            ..PLAN
+        };
+        let (held, twin) = if constrained {
+            (OTHER, REQUEST)
+        } else {
+            (REQUEST, OTHER)
+        };
         // The twin runs on the other engine, undisturbed; each engine sees each request once.
-        match (pair.source.start(held, &plan), pair.destination.start(twin, &plan)) {
+        match (
+            pair.source.start(held, &plan),
+            pair.destination.start(twin, &plan),
+        ) {
             (Ok(()), Ok(())) => {}
             _ if constrained => return Ok(()),
             (a, b) => return Err(super::Failed::Skipped(format!("{a:?} {b:?}"))),
@@ -144,11 +165,16 @@ fn release_resumes_identically(pair: &mut Pair) -> Check {
             adapter.hold(held, EPOCH, soon()).said("hold")?;
             pair.source.step();
             adapter.release_hold(held, EPOCH).said("release_hold")?;
-            adapter.release_hold(held, EPOCH).said("release_hold repeated")?;
+            adapter
+                .release_hold(held, EPOCH)
+                .said("release_hold repeated")?;
         }
         decode(&mut *pair.source, held, 40)?;
         decode(&mut *pair.destination, twin, 40)?;
-        let (a, b) = (output(&*pair.source, held)?, output(&*pair.destination, twin)?);
+        let (a, b) = (
+            output(&*pair.source, held)?,
+            output(&*pair.destination, twin)?,
+        );
         ensure!(
             a[..40] == b[..40],
             "tokens differ from those of a twin that was never held"
@@ -161,7 +187,10 @@ fn pin_outlives_the_request(pair: &mut Pair) -> Check {
     let adapter = pair.source.adapter();
     let free = free_blocks(&*adapter)?;
     for (request, finishes) in [(REQUEST, false), (OTHER, true)] {
-        let plan = Plan { max_output: if finishes { 30 } else { 90 }, ..PLAN };
+        let plan = Plan {
+            max_output: if finishes { 30 } else { 90 },
+            ..PLAN
+        };
         start(&mut *pair.source, request, &plan)?;
         decode(&mut *pair.source, request, 12)?;
         let pinned = adapter.pin(request, EPOCH).said("pin")?;
@@ -182,14 +211,23 @@ fn pin_outlives_the_request(pair: &mut Pair) -> Check {
         // Others now want blocks.
         for n in 0..3 {
             let churn = crate::id::RequestId([0xc0 + n; 16]);
-            start(&mut *pair.source, churn, &Plan { seed: 1000 + u64::from(n), ..PLAN })?;
+            start(
+                &mut *pair.source,
+                churn,
+                &Plan {
+                    seed: 1000 + u64::from(n),
+                    ..PLAN
+                },
+            )?;
             decode(&mut *pair.source, churn, 10)?;
             pair.source.abort(churn);
         }
         let after = hash_all(&*adapter, pin.into(), live, sealed.stable_len)?;
         let how = if finishes { "finished" } else { "was aborted" };
         ensure!(before == after, "pinned KV changed after the request {how}");
-        let now = adapter.seal_through(pin).said("seal_through after the end")?;
+        let now = adapter
+            .seal_through(pin)
+            .said("seal_through after the end")?;
         ensure!(
             now.generation == pinned.generation && !now.dirty,
             "the pin lost its generation after the request {how}"
@@ -239,7 +277,10 @@ fn watermark_is_device_complete(pair: &mut Pair) -> Check {
             .hash_tail(pinned.pin.into(), last, &mut out)
             .said("hash_tail at the watermark")?;
     }
-    ensure!(rose, "the watermark never rose while 40 tokens were decoded");
+    ensure!(
+        rose,
+        "the watermark never rose while 40 tokens were decoded"
+    );
     let too_far = adapter.hash_tail(pinned.pin.into(), last + 1, &mut PageDigests::new());
     refused(too_far, "hashing past the watermark", |e| {
         matches!(e, AdapterError::OutOfRange { .. })
@@ -269,11 +310,18 @@ fn sealed_slots_stay(pair: &mut Pair) -> Check {
         adapter
             .hash_tail(view, sealed.stable_len, &mut tail)
             .said("hash_tail")?;
-        seen.push((sealed.stable_len, hash_all(&*adapter, view, live, sealed.stable_len)?, tail));
+        seen.push((
+            sealed.stable_len,
+            hash_all(&*adapter, view, live, sealed.stable_len)?,
+            tail,
+        ));
     }
     for (upto, rows, tail) in &seen {
         let now = hash_all(&*adapter, view, live, *upto)?;
-        ensure!(now == *rows, "slots below the watermark {upto} changed later");
+        ensure!(
+            now == *rows,
+            "slots below the watermark {upto} changed later"
+        );
         for (row, _) in tail.iter() {
             ensure!(
                 rows.contains(row),
@@ -292,17 +340,29 @@ fn rewrite_raises_dirty(pair: &mut Pair) -> Check {
     let pinned = adapter.pin(REQUEST, EPOCH).said("pin")?;
     let sealed = adapter.seal_through(pinned.pin).said("seal_through")?;
     ensure!(!sealed.dirty, "an undisturbed pin is dirty");
-    if !pair.source.rewrite_sealed_slot(REQUEST, sealed.stable_len - 2) {
+    if !pair
+        .source
+        .rewrite_sealed_slot(REQUEST, sealed.stable_len - 2)
+    {
         let why = "nothing in this engine rewrites a sealed slot";
         return Err(super::Failed::Skipped(why.into()));
     }
     for _ in 0..2 {
         let sealed = adapter.seal_through(pinned.pin).said("seal_through")?;
-        ensure!(sealed.dirty, "a sealed slot was rewritten and the pin is clean");
+        ensure!(
+            sealed.dirty,
+            "a sealed slot was rewritten and the pin is clean"
+        );
         pair.source.step();
     }
-    let hashed = adapter.hash_tail(pinned.pin.into(), sealed.stable_len, &mut PageDigests::new());
-    refused(hashed, "hashing a dirty pin", |e| matches!(e, AdapterError::SealedDirty))
+    let hashed = adapter.hash_tail(
+        pinned.pin.into(),
+        sealed.stable_len,
+        &mut PageDigests::new(),
+    );
+    refused(hashed, "hashing a dirty pin", |e| {
+        matches!(e, AdapterError::SealedDirty)
+    })
 }
 
 fn pages_by_position(pair: &mut Pair) -> Check {
@@ -312,14 +372,20 @@ fn pages_by_position(pair: &mut Pair) -> Check {
     decode(&mut *pair.source, REQUEST, 30)?;
     let adapter = pair.source.adapter();
     let pinned = adapter.pin(REQUEST, EPOCH).said("pin")?;
-    let upto = adapter.seal_through(pinned.pin).said("seal_through")?.stable_len;
+    let upto = adapter
+        .seal_through(pinned.pin)
+        .said("seal_through")?
+        .stable_len;
     let size = page_tokens(&*adapter);
     let last_page = ((upto - 1) / size) as u32;
     let all = hash_all(&*adapter, pinned.pin.into(), &pinned.first_live, upto)?;
     for group in groups(&*adapter) {
         let rows: Vec<_> = all.iter().filter(|r| r.group == group).collect();
         for pair in rows.windows(2) {
-            ensure!(pair[0].page + 1 == pair[1].page, "pages are not in ascending order");
+            ensure!(
+                pair[0].page + 1 == pair[1].page,
+                "pages are not in ascending order"
+            );
         }
         ensure!(
             rows.last().is_some_and(|r| r.page == last_page),
@@ -336,10 +402,20 @@ fn pages_by_position(pair: &mut Pair) -> Check {
             // Alone it must be what it was among others.
             let mut one = PageDigests::new();
             adapter
-                .hash_pages(pinned.pin.into(), group, row.page..row.page + 1, upto, &mut one)
+                .hash_pages(
+                    pinned.pin.into(),
+                    group,
+                    row.page..row.page + 1,
+                    upto,
+                    &mut one,
+                )
                 .said("hash_pages of one page")?;
             let alone = one.last().map(|(r, _)| *r);
-            ensure!(one.len() == 1 && alone == Some(**row), "page {} alone hashes otherwise", row.page);
+            ensure!(
+                one.len() == 1 && alone == Some(**row),
+                "page {} alone hashes otherwise",
+                row.page
+            );
         }
         // Different tokens at different places: no two full pages are alike, and one flipped bit
         // changes exactly the page its position says.
@@ -361,54 +437,6 @@ fn pages_by_position(pair: &mut Pair) -> Check {
     Ok(())
 }
 
-fn valid_tokens_only(pair: &mut Pair) -> Check {
-    let mut m = migrate(pair, &PLAN, 11, Upto::Reserved)?;
-    // What a recycled block may hold: garbage in every slot, the ones past the end included.
-    let room = m.spec.max_tokens;
-    for group in groups(&*m.destination) {
-        let mut lease = m
-            .destination
-            .stage_write(m.stage, group, 0..room)
-            .said("stage_write of the whole stage")?;
-        let layout = m.destination.pool(group).said("pool")?.layout;
-        for block in lease.blocks().to_vec() {
-            for (offset, len) in layout.extents(block).map_err(|e| e.to_string())? {
-                lease.bytes_mut(offset, len as usize).fill(0xa5);
-            }
-        }
-    }
-    advance(&mut m, Upto::Hashed)?;
-    let kv_len = m.boundary.kv_len;
-    let digest = |upto| {
-        let mut out = PageDigests::new();
-        m.destination
-            .hash_tail(m.stage.into(), upto, &mut out)
-            .said("hash_tail")?;
-        Ok::<_, super::Failed>(out)
-    };
-    let before = digest(kv_len)?;
-    for (row, _) in before.iter() {
-        ensure!(
-            m.expected.contains(row),
-            "the tail of a stage whose free slots hold garbage hashes otherwise than the source's"
-        );
-    }
-    // The incremental digest keeps leaf states; a whole re-hash must see a flip in the last slot.
-    let pages = hash_all(&*m.destination, m.stage.into(), &m.pinned.first_live, kv_len)?;
-    for group in groups(&*m.destination) {
-        flip_bit(&*m.destination, m.stage.into(), group, kv_len - 1)?;
-    }
-    let flipped = hash_all(&*m.destination, m.stage.into(), &m.pinned.first_live, kv_len)?;
-    for (a, b) in pages.iter().zip(&flipped) {
-        let last = u64::from(a.page) == (kv_len - 1) / page_tokens(&*m.destination);
-        ensure!(
-            (a.digest != b.digest) == last,
-            "a flip in the last valid slot is not in the digest of its page"
-        );
-    }
-    Ok(())
-}
-
 fn control_is_frozen(pair: &mut Pair) -> Check {
     let m = migrate(pair, &PLAN, 13, Upto::Reserved)?;
     for _ in 0..3 {
@@ -417,7 +445,10 @@ fn control_is_frozen(pair: &mut Pair) -> Check {
             .source
             .export_control(m.pinned.pin.into(), OWNER)
             .said("export_control repeated")?;
-        ensure!(again == m.control, "the control state of a held request changed");
+        ensure!(
+            again == m.control,
+            "the control state of a held request changed"
+        );
     }
     let seal = m.boundary.seal;
     ensure!(
@@ -427,9 +458,15 @@ fn control_is_frozen(pair: &mut Pair) -> Check {
         m.control.digest.owner_epoch
     );
     let state = ControlState::decode(&m.control.bytes).map_err(|e| e.to_string())?;
-    let log = m.source.token_log(m.pinned.pin.into(), 0).said("token_log")?;
+    let log = m
+        .source
+        .token_log(m.pinned.pin.into(), 0)
+        .said("token_log")?;
     let prompt = m.pinned.prompt_tokens as usize;
-    ensure!(log.len() as u64 == m.boundary.kv_len + 1, "the token log is not prompt and output");
+    ensure!(
+        log.len() as u64 == m.boundary.kv_len + 1,
+        "the token log is not prompt and output"
+    );
     ensure!(
         log[prompt..] == output(&*pair.source, REQUEST)?,
         "the token log is not what was emitted"
@@ -459,9 +496,11 @@ fn retire_needs_a_hold(pair: &mut Pair) -> Check {
     start(&mut *pair.source, REQUEST, &PLAN)?;
     decode(&mut *pair.source, REQUEST, 5)?;
     let pinned = adapter.pin(REQUEST, EPOCH).said("pin")?;
-    refused(adapter.retire(REQUEST, EPOCH), "retiring a running request", |e| {
-        matches!(e, AdapterError::NotHeld)
-    })?;
+    refused(
+        adapter.retire(REQUEST, EPOCH),
+        "retiring a running request",
+        |e| matches!(e, AdapterError::NotHeld),
+    )?;
     decode(&mut *pair.source, REQUEST, 8)?;
     adapter.hold(REQUEST, EPOCH, soon()).said("hold")?;
     let older = adapter.retire(REQUEST, MigrationEpoch(EPOCH.0 - 1));
@@ -473,14 +512,26 @@ fn retire_needs_a_hold(pair: &mut Pair) -> Check {
     for _ in 0..4 {
         pair.source.step();
     }
-    ensure!(last_seq(&*pair.source, REQUEST) == emitted, "a retired request emits");
-    refused(adapter.hold(REQUEST, EPOCH, soon()), "holding a retired request", |e| {
-        matches!(e, AdapterError::Unknown(_) | AdapterError::Finished)
-    })?;
+    ensure!(
+        last_seq(&*pair.source, REQUEST) == emitted,
+        "a retired request emits"
+    );
+    refused(
+        adapter.hold(REQUEST, EPOCH, soon()),
+        "holding a retired request",
+        |e| matches!(e, AdapterError::Unknown(_) | AdapterError::Finished),
+    )?;
     let again = adapter.retire(REQUEST, EPOCH).said("retire repeated")?;
-    ensure!(again.blocks == 0, "a repeated retire gave back {} blocks", again.blocks);
+    ensure!(
+        again.blocks == 0,
+        "a repeated retire gave back {} blocks",
+        again.blocks
+    );
     adapter.unpin(pinned.pin).said("unpin")?;
     pair.source.step();
-    ensure!(free_blocks(&*adapter)? == free, "blocks are missing after retire and unpin");
+    ensure!(
+        free_blocks(&*adapter)? == free,
+        "blocks are missing after retire and unpin"
+    );
     Ok(())
 }
