@@ -1,11 +1,10 @@
-//! The one clock of the engine: monotonic nanoseconds since the process first asked.
+//! The one clock of the engine.
 
-use std::sync::OnceLock;
-use std::time::Instant;
+use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds on this process's monotonic clock, as in [`super::TokenEvent::step_done_ns`].
+/// The system's monotonic clock in ns: comparable between processes of one machine, as the fence
+/// pause (last step at the source, first at the destination) must be.
 pub fn clock_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = START.get_or_init(Instant::now);
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    let t = clock_gettime(ClockId::Monotonic);
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }

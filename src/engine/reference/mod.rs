@@ -24,6 +24,7 @@ mod clock;
 mod config;
 mod error;
 mod event;
+mod num;
 mod spec;
 
 pub use clock::clock_ns;
