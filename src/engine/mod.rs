@@ -1,2 +1,4 @@
 //! The engine adapter contract, its conformance suite, and the reference engine.
+
+pub mod adapter;
 pub mod reference;

@@ -1,10 +1,9 @@
-//! The one clock of the engine.
+//! The one clock of the engine: `CLOCK_MONOTONIC` of the machine.
 
-use rustix::time::{ClockId, clock_gettime};
-
-/// The system's monotonic clock in ns: comparable between processes of one machine, as the fence
-/// pause (last step at the source, first at the destination) must be.
+/// Nanoseconds of `CLOCK_MONOTONIC`, as in [`super::TokenEvent::step_done_ns`]. The kernel's value
+/// itself, not one relative to this process's start: two processes of one machine may compare them.
 pub fn clock_ns() -> u64 {
-    let t = clock_gettime(ClockId::Monotonic);
-    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Monotonic time is never negative.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
