@@ -147,7 +147,7 @@ pub(super) fn free_blocks(adapter: &dyn EngineAdapter) -> Result<usize, Failed> 
             pools.push(pool);
         }
     }
-    Ok(pools.iter().map(|p| p.stats().free as usize).sum())
+    Ok(pools.iter().map(|p| p.stats().free).sum())
 }
 
 /// References on the blocks that hold `tokens` of a view, group by group.
