@@ -24,12 +24,20 @@ mod clock;
 mod config;
 mod error;
 mod event;
+mod gguf;
+
+mod model;
+mod num;
+mod rng;
+
 mod spec;
+mod tokenizer;
 
 pub use clock::clock_ns;
 pub use config::{EngineConfig, KvDtype, KvOrder, ModelSource, SeededSize, SyntheticGeometry};
 pub use error::EngineError;
 pub use event::{CloseReason, EngineEvent, FinishReason, TokenEvent, TokenSink};
+pub use gguf::{Gguf, GgufError};
 pub use spec::{
     ChatMessage, GenerateSpec, GrammarSpec, PenaltyScope, Prompt, SamplingParams, StopParams,
 };
