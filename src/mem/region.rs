@@ -281,7 +281,7 @@ impl RegionView {
     /// Reads one aligned 64-bit word that the owner writes atomically.
     pub fn load_u64(&self, offset: u64) -> Result<u64, MemError> {
         let outside = MemError::OutsideLease { offset, len: 8 };
-        if offset % 8 != 0 || offset.checked_add(8).is_none_or(|end| end > self.len) {
+        if !offset.is_multiple_of(8) || offset.checked_add(8).is_none_or(|end| end > self.len) {
             return Err(outside);
         }
         // SAFETY: in range and aligned (the mapping starts at a page); an atomic load of memory that

@@ -1,0 +1,81 @@
+//! Replays the committed fuzz corpus through the fuzz targets' own bodies, on stable, so that every
+//! decoder meets every kind of bad input in each run of the tests.
+
+#[path = "../fuzz/decoders/mod.rs"]
+mod decoders;
+
+use decoders::{TARGETS, Target};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn corpus(target: &Target) -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fuzz/corpus")
+        .join(target.name);
+    let mut files: Vec<PathBuf> = fs::read_dir(&dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .map(|f| f.unwrap().path())
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn the_corpus_reaches_every_outcome_of_every_decoder() {
+    for target in TARGETS {
+        let mut reached = BTreeSet::new();
+        for file in corpus(target) {
+            let outcome = (target.run)(&fs::read(&file).unwrap());
+            // A kept file is named `OUTCOME` or `OUTCOME.what`; a fuzzer's finds are named by hash.
+            let name = file.file_name().unwrap().to_str().unwrap();
+            if let Some(claimed) = name.split('.').next().filter(|n| n.len() < 40) {
+                assert_eq!(outcome, claimed, "{}", file.display());
+            }
+            reached.insert(outcome);
+        }
+        for input in (target.large)() {
+            reached.insert((target.run)(&input));
+        }
+        let outcomes: BTreeSet<&str> = target.outcomes.iter().copied().collect();
+        assert!(outcomes.contains("accept"), "{}", target.name);
+        assert_eq!(reached, outcomes, "{}", target.name);
+    }
+}
+
+#[test]
+fn every_cut_of_an_accepted_input_is_refused_or_means_what_it_says() {
+    for target in TARGETS {
+        for file in corpus(target) {
+            let bytes = fs::read(file).unwrap();
+            if bytes.len() > 4096 {
+                continue;
+            }
+            // `run` panics where an accepted input does not mean its bytes.
+            for len in 0..bytes.len() {
+                (target.run)(&bytes[..len]);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_target_has_its_program_and_its_corpus() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let names: BTreeSet<String> = TARGETS.iter().map(|t| t.name.to_owned()).collect();
+    assert_eq!(names.len(), TARGETS.len(), "a name is used twice");
+    for name in &names {
+        assert!(manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")));
+        let program = fs::read_to_string(root.join(format!("fuzz_targets/{name}.rs"))).unwrap();
+        assert!(program.contains(&format!("decoders::run(\"{name}\", data)")));
+    }
+    let folders: BTreeSet<String> = fs::read_dir(root.join("corpus"))
+        .unwrap()
+        .map(|f| f.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(
+        folders, names,
+        "a corpus without a target, or a target without one"
+    );
+}
