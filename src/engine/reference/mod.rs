@@ -24,8 +24,13 @@ mod clock;
 mod config;
 mod error;
 mod event;
+mod grammar;
+mod model;
 mod num;
+mod rng;
+mod sample;
 mod spec;
+mod tokenizer;
 
 pub use clock::clock_ns;
 pub use config::{EngineConfig, KvDtype, KvOrder, ModelSource, SeededSize, SyntheticGeometry};

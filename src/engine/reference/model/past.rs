@@ -51,7 +51,9 @@ impl<'a> PastKv<'a> {
             + row;
         let block = u64::from(self.table[index]);
         Window {
-            bytes: self.lease.bytes(plane.base + block * plane.block_stride, len),
+            bytes: self
+                .lease
+                .bytes(plane.base + block * plane.block_stride, len),
             slot_stride,
             head_stride,
             row,

@@ -234,8 +234,10 @@ impl pulp::NullaryFnOnce for Product<'_> {
                 let four = [row(0), row(1), row(2), row(3)];
                 let mut t = 0;
                 while t + 4 <= n {
-                    let y =
-                        dot_tile::<4, 4>(four, [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)]);
+                    let y = dot_tile::<4, 4>(
+                        four,
+                        [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)],
+                    );
                     for r in 0..ROWS {
                         out[r * n + t..r * n + t + 4].copy_from_slice(&y[r]);
                     }
@@ -287,7 +289,10 @@ mod tests {
         for threads in [1, 2, 3] {
             let mut out = Vec::new();
             m.mul(&Threads::new(threads).unwrap(), &x, n, &mut out);
-            assert_eq!(bytemuck::cast_slice::<_, u32>(&out), bytemuck::cast_slice::<_, u32>(&alone));
+            assert_eq!(
+                bytemuck::cast_slice::<_, u32>(&out),
+                bytemuck::cast_slice::<_, u32>(&alone)
+            );
         }
     }
 

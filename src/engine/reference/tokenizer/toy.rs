@@ -16,8 +16,26 @@ const WORDS: &str = "the of and to in is that it was for on are as with his they
 
 /// Pieces without a space, some of them half a character.
 const PIECES: [&[u8]; 20] = [
-    b".", b",", b"!", b"?", b"\n", b"ing", b"ed", b"s", b"ly", b"er", b"{", b"}", b"\"", b":",
-    b"[", b"]", b"\xf0\x9f", b"\x99\x82", b"\xc3", b"\xa9",
+    b".",
+    b",",
+    b"!",
+    b"?",
+    b"\n",
+    b"ing",
+    b"ed",
+    b"s",
+    b"ly",
+    b"er",
+    b"{",
+    b"}",
+    b"\"",
+    b":",
+    b"[",
+    b"]",
+    b"\xf0\x9f",
+    b"\x99\x82",
+    b"\xc3",
+    b"\xa9",
 ];
 
 const fn count_words() -> usize {
