@@ -50,12 +50,11 @@ pub(crate) struct Entry {
     pub last_step_done_ns: u64,
     /// Its client wants no more.
     pub abort: bool,
-    /// Order of arrival.
-    pub arrival: u64,
     pub priority: i32,
-    /// Names of its full blocks, as far as they were offered to the prefix cache; `None` if it
-    /// shares nothing (imported, or filled with seeded bytes).
+    /// Names of its full blocks as far as known; `None` if it shares nothing (imported, or filled with seeded bytes).
     pub keys: Option<Vec<PrefixKey>>,
+    /// Of those, the ones offered to the prefix cache.
+    pub published: usize,
     pub root_key: PrefixKey,
     /// Prompt positions below `.1` are filled from this seed.
     pub fill: Option<(u64, usize)>,

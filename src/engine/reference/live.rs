@@ -162,7 +162,8 @@ impl Live {
         let check = seq >= u64::from(stop.min_output);
         let eos = vocabulary.eos.contains(&token);
         let dead = self.matcher.as_ref().is_some_and(|m| m.exhausted());
-        let ends = check && ((eos && !stop.ignore_eos) || stop.stop_ids.contains(&token)) || dead || end;
+        let ends =
+            check && ((eos && !stop.ignore_eos) || stop.stop_ids.contains(&token)) || dead || end;
         let full = seq >= u64::from(stop.max_output)
             || self.tokens.len() >= self.params.max_context as usize;
         let pushed = self.front.push(
@@ -204,8 +205,8 @@ impl Live {
         };
         let mut events = Vec::new();
         for token in &self.tokens[self.prompt_len..] {
-            let end =
-                self.finish == Some(FinishReason::Stop) && again.tokens.len() + 1 == self.tokens.len();
+            let end = self.finish == Some(FinishReason::Stop)
+                && again.tokens.len() + 1 == self.tokens.len();
             let event = again.advance(*token, vocabulary, 0, end);
             if event.seq >= from {
                 events.push(event);

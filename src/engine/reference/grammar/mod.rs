@@ -32,7 +32,6 @@ enum Kind {
 
 /// A compiled grammar.
 pub(crate) struct Grammar {
-    spec: GrammarSpec,
     kind: Kind,
 }
 
@@ -73,10 +72,7 @@ impl Grammar {
                 Kind::Regex(dfa, start)
             }
         };
-        Ok(Self {
-            spec: spec.clone(),
-            kind,
-        })
+        Ok(Self { kind })
     }
 
     fn start(&self) -> State {
@@ -219,11 +215,6 @@ impl Matcher {
     /// Identity of the next mask.
     pub(crate) fn mask_digest(&self) -> [u8; 32] {
         mask_digest(self.vocabulary.len() as u32, |t| self.allows(t))
-    }
-
-    /// What was compiled.
-    pub(crate) fn spec(&self) -> &GrammarSpec {
-        &self.grammar.spec
     }
 
     fn refresh(&mut self) {
