@@ -8,8 +8,8 @@ use crate::mem::MemError;
 use crate::page::PageError;
 use std::fmt;
 
-/// The state of a stage, for messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The state of a stage, for messages; in the order a stage goes through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StageState {
     /// Room is reserved; tokens and KV may be written.
     Open,

@@ -1,12 +1,12 @@
 //! Puts an engine together from its configuration.
 
-use super::EngineError;
 use super::blocks::Blocks;
 use super::config::{EngineConfig, KvDtype, KvOrder, ModelSource};
 use super::identity::{ModelInfo, fingerprint, model_digest};
 use super::model::{Model, Synthetic, seeded_llama};
 use super::num::Threads;
 use super::tokenizer::{Encoder, Vocabulary, toy};
+use super::{EngineError, gguf};
 use crate::control_state::Fingerprint;
 use crate::digest::Digester;
 use crate::mem::{BlockPool, Region};
@@ -179,9 +179,16 @@ fn load(config: &EngineConfig, threads: Threads) -> Result<Loaded, EngineError> 
             let weights = format!("synthetic {seed}");
             Ok(toy(Box::new(model), "synthetic".into(), 0, &weights))
         }
-        ModelSource::Gguf { path } => Err(EngineError::Model(format!(
-            "{}: not a model this build can read",
-            path.display()
-        ))),
+        ModelSource::Gguf { path } => {
+            let read = gguf::load(path, config.kv_dtype, own, threads)?;
+            let heads = read.model.heads();
+            Ok(Loaded {
+                digest: model_digest(&read.model.shape(), heads, &read.digest),
+                model: Box::new(read.model),
+                vocabulary: Arc::new(read.vocabulary),
+                encoder: Box::new(read.encoder),
+                name: read.name,
+            })
+        }
     }
 }

@@ -5,21 +5,12 @@ use super::shared::Shared;
 use crate::digest::{LeafDigest, PageDigest, Scratch, TailHasher};
 use crate::engine::adapter::{AdapterError, LEASE_WAIT, PageDigests, PageRow};
 use crate::mem::{BlockId, ReadLease};
-use crate::page::{PageSpan, Resident, TokenView};
+use crate::page::{PageSpan, TokenView};
 use std::ops::Range;
 use std::time::Instant;
 
 /// Pages under one lease: bounds how long a writer of the tail may have to wait.
 const PAGES_PER_LEASE: u32 = 64;
-
-/// What a lease lets its holder read.
-struct Leased(ReadLease);
-
-impl Resident for Leased {
-    fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        self.0.try_bytes(offset, len).ok()
-    }
-}
 
 impl Shared {
     /// Hashes `pages` of the request whose blocks are `table`, as if it had `upto` tokens, and
@@ -136,7 +127,7 @@ impl Shared {
         &self,
         table: &[BlockId],
         tokens: Range<u64>,
-        f: impl FnOnce(&TokenView<'_>, &dyn ResidentSync) -> Result<R, AdapterError>,
+        f: impl FnOnce(&TokenView<'_>, &ReadLease) -> Result<R, AdapterError>,
     ) -> Result<R, AdapterError> {
         let layout = &self.parts.layout;
         let first = (tokens.start / u64::from(layout.block_tokens())) as usize;
@@ -146,19 +137,16 @@ impl Shared {
             .parts
             .pool
             .read_until(blocks, Instant::now() + LEASE_WAIT)?;
-        f(&view, &Leased(lease))
+        f(&view, &lease)
     }
 }
-
-/// [`Resident`] that threads may share.
-trait ResidentSync: Resident + Sync {}
-impl<T: Resident + Sync> ResidentSync for T {}
 
 fn row(page: u32, span: PageSpan, digest: PageDigest) -> PageRow {
     PageRow {
         group: GROUP,
         page,
-        valid_tokens: span.to,
+        first_slot: span.from,
+        valid_tokens: span.to - span.from,
         digest,
     }
 }

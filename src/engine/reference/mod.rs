@@ -31,6 +31,7 @@ mod engine;
 mod entry;
 mod error;
 mod event;
+pub mod gguf;
 mod grammar;
 mod hashing;
 mod identity;
@@ -55,6 +56,7 @@ pub use config::{EngineConfig, KvDtype, KvOrder, ModelSource, SeededSize, Synthe
 pub use engine::{Engine, EngineStatus, RequestStatus};
 pub use error::EngineError;
 pub use event::{CloseReason, EngineEvent, FinishReason, TokenEvent, TokenSink};
+pub use gguf::{Gguf, GgufError};
 pub use identity::{ENGINE_KIND, ModelInfo};
 pub use spec::{
     ChatMessage, GenerateSpec, GrammarSpec, PenaltyScope, Prompt, SamplingParams, StopParams,

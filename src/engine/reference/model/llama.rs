@@ -101,8 +101,7 @@ impl Llama {
         });
     }
 
-    fn compute(&self, seqs: &[SeqInput<'_>], out: &mut StepOutput) {
-        let places = Places::of(seqs);
+    fn compute(&self, seqs: &[SeqInput<'_>], places: &Places, out: &mut StepOutput) {
         let n = places.rows.len();
         let kv_dim = self.shape.kv_dim();
         let token_bytes = self.shape.token_bytes(self.dtype);
@@ -143,7 +142,7 @@ impl Llama {
                     encode_row(self.dtype, &v[t * kv_dim..(t + 1) * kv_dim], vo);
                 }
             });
-            self.attend(seqs, &places, index, (&q, &k, &v), &mut mixed);
+            self.attend(seqs, places, index, (&q, &k, &v), &mut mixed);
             layer.o.mul(&self.threads, &mixed, n, &mut y);
             add_assign(&mut x, &y);
             self.norm_rows(&x, &layer.ffn_norm, &mut normed);
@@ -162,6 +161,28 @@ impl Llama {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
             head.mul(&self.threads, &normed, places.logits.len(), &mut out.logits);
         }
+    }
+
+    /// The logits after every token of one text: `[token][vocabulary]`.
+    #[cfg(test)]
+    pub(crate) fn every_logit(&self, tokens: &[u32]) -> Vec<f32> {
+        let mut out = StepOutput::default();
+        out.kv
+            .resize(tokens.len() * self.shape.token_bytes(self.dtype), 0);
+        let seq = SeqInput {
+            tokens,
+            start: 0,
+            past: None,
+            want_logits: false,
+            fill: None,
+        };
+        let places = Places {
+            logits: (0..tokens.len()).collect(),
+            ..Places::of(std::slice::from_ref(&seq))
+        };
+        self.threads
+            .enter(|| self.compute(&[seq], &places, &mut out));
+        out.logits
     }
 
     fn attend(
@@ -225,7 +246,8 @@ impl Model for Llama {
             at += seq.tokens.len();
         }
         if seqs.iter().any(|s| s.fill.is_none()) {
-            self.threads.enter(|| self.compute(seqs, out));
+            let places = Places::of(seqs);
+            self.threads.enter(|| self.compute(seqs, &places, out));
         }
     }
 }

@@ -7,7 +7,7 @@ mod rope;
 mod seeded;
 mod synthetic;
 
-pub(crate) use llama::{Layer, Llama, RopePairs};
+pub(crate) use llama::{Layer, Llama, LlamaSpec, RopePairs};
 pub(crate) use past::PastKv;
 pub(crate) use seeded::seeded_llama;
 pub(crate) use synthetic::{Synthetic, fill_kv, seeded_tokens};

@@ -12,7 +12,7 @@ mod kernels;
 mod matrix;
 mod narrow;
 
-pub(crate) use blocks::{BLOCK, BlockKind};
+pub(crate) use blocks::BlockKind;
 pub(crate) use elementary::{exp64, ln64, sin_cos64};
 pub(crate) use kernels::{LANES, add_assign, dot, rms_norm, silu_mul, softmax_in_place};
 pub(crate) use matrix::{Matrix, Threads, with_simd};

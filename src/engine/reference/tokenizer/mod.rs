@@ -1,5 +1,7 @@
 //! Token ids, their bytes, and how text becomes ids.
 
+pub(crate) mod bpe;
+pub(crate) mod template;
 pub(crate) mod toy;
 
 use super::EngineError;
