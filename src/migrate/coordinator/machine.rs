@@ -142,7 +142,7 @@ impl Coordinator {
             out.push(Action::Report(Report::Stale("message of another attempt")));
             return;
         }
-        let source = Peer::Worker(a.pursuit.intent().src.clone());
+        let from_source = from.is_worker(&a.pursuit.intent().src);
         match (msg.body, a.phase) {
             (Body::Outcome, _) => a.pursuit.look(&mut a.ops, out),
             (Body::Refuse { cause }, _) => a.give_up(cause, self.request, out),
@@ -152,15 +152,15 @@ impl Coordinator {
                     converged: false, ..
                 },
                 Phase::Going,
-            ) if from == source => {
+            ) if from_source => {
                 a.phase = Phase::Streaming;
             }
-            (Body::Prepared, Phase::Pinning) if from == source => {
+            (Body::Prepared, Phase::Pinning) if from_source => {
                 a.spec = payload;
                 a.enter(Phase::Reserving, now, &self.limits, self.request, out);
             }
             (Body::Progress { converged, .. }, Phase::Reserving | Phase::Streaming)
-                if from == source =>
+                if from_source =>
             {
                 if converged {
                     a.enter(Phase::Going, now, &self.limits, self.request, out);

@@ -132,10 +132,10 @@ impl Destination {
             return;
         }
         match msg.body {
-            Body::Offer(offer) if from == a.source => {
+            Body::Offer(offer) if from.is_worker(&a.pursuit.intent().src) => {
                 a.on_offer(now, offer, payload, &self.limits, out);
             }
-            Body::Push(push) if from == a.source => {
+            Body::Push(push) if from.is_worker(&a.pursuit.intent().src) => {
                 a.on_push(now, push, payload, &self.limits, out);
             }
             Body::Cancel { cause } | Body::Refuse { cause } => {

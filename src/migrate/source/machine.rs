@@ -1,15 +1,14 @@
 //! The source's machine.
 
-use std::collections::VecDeque;
-
+use super::attempt::{Attempt, Stage};
 use super::{Action, Boundary, Do, Done, Event, Exported, Sealed};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
-use crate::migrate::decide::{Ops, Pursuit};
+use crate::migrate::decide::Ops;
 use crate::migrate::io::{Op, Payload, Peer, Report, Step, StoreReply, Timer, TimerKind};
 use crate::migrate::limits::Limits;
 use crate::migrate::msg::{Body, Msg, Offer, PageClaim, Push};
 use crate::route::mutants::mutant;
-use crate::route::{Cause, FenceCertificate, Intent, Party, RoutePhase, Verdict, same_worker};
+use crate::route::{Cause, FenceCertificate, Intent, RoutePhase, Verdict, same_worker};
 
 /// One request that this worker owns, over all attempts to move it away.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,54 +29,6 @@ pub struct Source {
     /// Outside an attempt: a look at the record, because the gateway refused our tokens.
     look: Option<Op>,
     look_ops: Ops,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Attempt {
-    coordinator: Peer,
-    destination: Peer,
-    ops: Ops,
-    pursuit: Pursuit,
-    stage: Stage,
-    /// The local action under way; one at a time.
-    busy: Option<Op>,
-    /// The import specification, once pinned.
-    spec: Option<Payload>,
-    held: bool,
-    replicas: u16,
-    align: u64,
-    sealed: u64,
-    offered: u64,
-    /// The range whose pages are being hashed for the next offer.
-    hashing: (u64, u64),
-    verified: u64,
-    /// Ends of the offers not verified yet.
-    window: VecDeque<u64>,
-    /// Look again for newly decoded tokens.
-    reseal: bool,
-    /// The coordinator said GO.
-    go: bool,
-    boundary: Option<Boundary>,
-    push: Option<(Box<Push>, Payload)>,
-    resends: u16,
-    /// Decided, but a local action is still under way.
-    verdict: Option<Verdict>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Stage {
-    /// Is the intent really in the record?
-    Validating,
-    Pinning,
-    /// Until the destination is ready.
-    Pinned,
-    Streaming,
-    Holding,
-    Exporting,
-    /// Pushed; only the record can say how it goes on.
-    Fenced,
-    /// Decided; the destination's read access is being ended.
-    Freeing,
 }
 
 impl Source {
@@ -169,7 +120,7 @@ impl Source {
             Body::Ready {
                 replicas,
                 align_tokens,
-            } if from == a.destination => {
+            } if a.is_destination(&from) => {
                 if a.stage == Stage::Pinned && replicas > 0 && align_tokens > 0 {
                     a.replicas = replicas;
                     a.align = u64::from(align_tokens);
@@ -181,7 +132,7 @@ impl Source {
                     a.pump(now, &self.limits, out);
                 }
             }
-            Body::Verified { through } if from == a.destination => {
+            Body::Verified { through } if a.is_destination(&from) => {
                 if a.stage == Stage::Streaming && through > a.verified && through <= a.sealed {
                     a.verified = through;
                     a.offered = a.offered.max(through);
@@ -244,29 +195,7 @@ impl Source {
         {
             return refuse(Cause::SourceRefused, out);
         }
-        let mut a = Box::new(Attempt {
-            coordinator: from,
-            destination: Peer::Worker(intent.dst.clone()),
-            ops: Ops::new(intent.migration_epoch),
-            pursuit: Pursuit::new(intent, Party::Source),
-            stage: Stage::Validating,
-            busy: None,
-            spec: None,
-            held: false,
-            replicas: 0,
-            align: 1,
-            sealed: 0,
-            offered: 0,
-            hashing: (0, 0),
-            verified: 0,
-            window: VecDeque::new(),
-            reseal: false,
-            go: false,
-            boundary: None,
-            push: None,
-            resends: 0,
-            verdict: None,
-        });
+        let mut a = Box::new(Attempt::new(intent, from));
         a.deadline(now, self.limits.step_ns, out);
         a.pursuit.look(&mut a.ops, out);
         self.attempt = Some(a);
@@ -623,149 +552,5 @@ impl Source {
             out.push(Action::Do(Do::Retire { quarantined }));
         }
         out.push(Action::Report(Report::Released { quarantined }));
-    }
-}
-
-impl Attempt {
-    fn epoch(&self) -> MigrationEpoch {
-        self.pursuit.intent().migration_epoch
-    }
-
-    fn start(&mut self) -> Op {
-        let op = self.ops.next();
-        self.busy = Some(op);
-        op
-    }
-
-    fn timer(&self, now: u64, kind: TimerKind, after_ns: u64, out: &mut Vec<Action>) {
-        let timer = Timer {
-            epoch: self.epoch(),
-            kind,
-        };
-        out.push(Action::SetTimer {
-            timer,
-            at_ns: now.saturating_add(after_ns),
-        });
-    }
-
-    fn deadline(&self, now: u64, after_ns: u64, out: &mut Vec<Action>) {
-        self.timer(now, TimerKind::Deadline, after_ns, out);
-    }
-
-    fn send(
-        &self,
-        to: &Peer,
-        request: RequestId,
-        body: Body,
-        payload: Payload,
-        out: &mut Vec<Action>,
-    ) {
-        let msg = Msg {
-            request,
-            epoch: self.epoch(),
-            body,
-        };
-        out.push(Action::Send {
-            to: to.clone(),
-            msg,
-            payload,
-        });
-    }
-
-    fn send_destination(
-        &self,
-        request: RequestId,
-        body: Body,
-        payload: Payload,
-        out: &mut Vec<Action>,
-    ) {
-        self.send(&self.destination, request, body, payload, out);
-    }
-
-    fn tell_prepared(&self, request: RequestId, out: &mut Vec<Action>) {
-        if let (Some(spec), Stage::Pinned) = (self.spec, self.stage) {
-            self.send(&self.coordinator, request, Body::Prepared, spec, out);
-        }
-    }
-
-    fn tell_progress(&self, limits: &Limits, request: RequestId, out: &mut Vec<Action>) {
-        let left = self.sealed - self.verified.min(self.sealed);
-        let body = Body::Progress {
-            accepted: self.sealed,
-            verified: self.verified,
-            converged: self.sealed > 0 && left <= u64::from(limits.go_tokens),
-        };
-        self.send(&self.coordinator, request, body, Payload::NONE, out);
-        let report = Report::Streamed {
-            verified: self.verified,
-            accepted: self.sealed,
-        };
-        out.push(Action::Report(report));
-    }
-
-    fn send_push(&self, now: u64, limits: &Limits, request: RequestId, out: &mut Vec<Action>) {
-        if let Some((push, payload)) = &self.push {
-            self.send_destination(request, Body::Push((**push).clone()), *payload, out);
-            self.timer(now, TimerKind::Resend, limits.resend_ns, out);
-        }
-    }
-
-    /// Moves to abort and says so; what is held stays held until there is evidence.
-    fn give_up(&mut self, cause: Cause, request: RequestId, out: &mut Vec<Action>) {
-        if self.verdict.is_none() && self.pursuit.abort(cause, &mut self.ops, out) {
-            out.push(Action::Report(Report::GivingUp(cause)));
-            self.send(
-                &self.coordinator,
-                request,
-                Body::Refuse { cause },
-                Payload::NONE,
-                out,
-            );
-        }
-    }
-
-    /// The next range to offer: whole blocks of the destination, but for the last.
-    fn next_range(&self, limits: &Limits) -> (u64, u64) {
-        let most = self.offered + u64::from(limits.offer_tokens.max(1)).max(self.align);
-        if most >= self.sealed {
-            (self.offered, self.sealed)
-        } else {
-            (self.offered, most - most % self.align)
-        }
-    }
-
-    /// Starts the next action of STREAM or the fence, if nothing is under way.
-    fn pump(&mut self, now: u64, limits: &Limits, out: &mut Vec<Action>) {
-        if self.stage != Stage::Streaming
-            || self.busy.is_some()
-            || self.verdict.is_some()
-            || self.pursuit.wants_abort()
-        {
-            return;
-        }
-        if self.go {
-            self.stage = Stage::Holding;
-            self.deadline(now, limits.fence_ns, out);
-            let op = self.start();
-            out.push(Action::Report(Report::Entered(Step::Fence)));
-            let deadline_ns = now.saturating_add(limits.fence_ns);
-            out.push(Action::Do(Do::Hold { op, deadline_ns }));
-        } else if self.offered < self.sealed {
-            if self.window.len() < usize::from(limits.window.max(1)) {
-                let (from, to) = self.next_range(limits);
-                self.hashing = (from, to);
-                let op = self.start();
-                out.push(Action::Do(Do::Hash {
-                    op,
-                    from,
-                    to,
-                    replicas: self.replicas,
-                }));
-            }
-        } else if self.reseal {
-            self.reseal = false;
-            let op = self.start();
-            out.push(Action::Do(Do::Seal { op }));
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! It serves all through STREAM. After the fence it may go on only when the record says that the
 //! attempt was aborted, and frees only when the record says who owns the request.
 
+mod attempt;
 mod machine;
 
 pub use machine::Source;

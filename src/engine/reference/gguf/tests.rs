@@ -286,19 +286,27 @@ fn a_model_that_needs_more_than_this_engine_computes_is_refused_by_name() {
     };
     let has = |text: String, part: &str| assert!(text.contains(part), "{text}");
     has(
-        message(&|w| drop(w.uint("llama.expert_count", 8))),
+        message(&|w| {
+            w.uint("llama.expert_count", 8);
+        }),
         "experts",
     );
     has(
-        message(&|w| drop(w.text("llama.rope.scaling.type", "yarn"))),
+        message(&|w| {
+            w.text("llama.rope.scaling.type", "yarn");
+        }),
         "rotary",
     );
     has(
-        message(&|w| drop(w.tensor("blk.0.attn_q.bias", &[8], 0, &f32s(8, 1)))),
+        message(&|w| {
+            w.tensor("blk.0.attn_q.bias", &[8], 0, &f32s(8, 1));
+        }),
         "1 tensors besides",
     );
     has(
-        message(&|w| drop(w.uint("llama.rope.dimension_count", 2))),
+        message(&|w| {
+            w.uint("llama.rope.dimension_count", 2);
+        }),
         "dimension_count",
     );
     let mut empty = Writer::new();
