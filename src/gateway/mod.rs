@@ -1,5 +1,20 @@
 //! The gateway: accepts tokens and streams them to clients.
 
+mod core;
+mod daemon;
 pub mod http;
 pub mod hub;
+pub mod image;
+mod journal;
+pub mod log;
+pub mod metrics;
 pub mod openai;
+mod service;
+mod slot;
+pub mod workers;
+
+pub use core::{Core, Inbox};
+pub use journal::open_log;
+pub use daemon::{Config, Listening, Running, StartError, start};
+pub use service::Service;
+pub use slot::Slot;
