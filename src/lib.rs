@@ -21,6 +21,7 @@ pub mod journal;
 pub mod mem;
 pub mod metastore;
 pub mod transport;
+pub mod wal;
 pub mod wire;
 
 #[cfg(feature = "program")]

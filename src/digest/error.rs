@@ -39,6 +39,12 @@ pub enum DigestError {
         /// Expected.
         want: u64,
     },
+    /// A tail was given that the token count leaves no room for, or twice.
+    #[error("group {group} has no tail page at this length, or its tail was given twice")]
+    UnexpectedTail {
+        /// Group number.
+        group: u16,
+    },
     /// Sealed pages and tail do not add up to the token count claimed.
     #[error("group {group} has {have} tokens hashed, {want} claimed")]
     TokenCount {
@@ -58,7 +64,9 @@ impl DigestError {
             Self::Page(e) => e.kind(),
             Self::NeedsWholePage(_) | Self::NotIncremental(_) => ErrorKind::Unsupported,
             Self::ReplicaMismatch { .. } => ErrorKind::Integrity,
-            Self::OutOfOrder { .. } | Self::TokenCount { .. } => ErrorKind::Caller,
+            Self::OutOfOrder { .. } | Self::UnexpectedTail { .. } | Self::TokenCount { .. } => {
+                ErrorKind::Caller
+            }
         }
     }
 }

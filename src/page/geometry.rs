@@ -240,7 +240,7 @@ impl GroupGeometry {
             _ => {}
         }
         if let Some(element) = self.dtype.element_bytes()
-            && (self.k_bytes % element != 0 || self.v_bytes % element != 0)
+            && !(self.k_bytes.is_multiple_of(element) && self.v_bytes.is_multiple_of(element))
         {
             return Err(PageError::Geometry(
                 "a row is not a whole number of elements",

@@ -23,12 +23,25 @@ pub struct Plane {
     pub head_stride: u64,
 }
 
-/// A plane's bytes of one block, if they lie in one piece: what a reader may fetch at once.
+impl Plane {
+    /// Whether `next` continues each of this plane's rows, `row` bytes long: then both are one
+    /// plane of wider rows.
+    pub(super) fn adjoins(&self, row: u64, next: &Self) -> bool {
+        self.base.checked_add(row) == Some(next.base)
+            && self.block_stride == next.block_stride
+            && self.slot_stride == next.slot_stride
+            && self.head_stride == next.head_stride
+    }
+}
+
+/// Components that lie side by side in every row of every layer, as readers see them: one wider
+/// row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
-    /// Offset of the piece in block 0.
-    pub(crate) start: u64,
-    pub(crate) len: u64,
+pub(crate) struct Part {
+    /// Position of its first component in [`BlockLayout::components`].
+    pub(crate) component: usize,
+    /// Bytes of the joined row.
+    pub(crate) row: u32,
 }
 
 /// Layout of one pool region for one group and shard. Immutable and checked: rows are disjoint,
@@ -44,7 +57,12 @@ pub struct BlockLayout {
     /// `[local layer][present component]`.
     planes: Vec<Plane>,
     pieces: Vec<Piece>,
-    windows: Vec<Option<Window>>,
+    parts: Vec<Part>,
+    /// `[local layer][part]`: all rows of one block lie in one piece, so that a reader may ask for
+    /// a range of slots at once.
+    whole: Vec<bool>,
+    /// One part, whose slots follow one another: every leaf is contiguous within its block.
+    contiguous_leaves: bool,
 }
 
 impl BlockLayout {
@@ -92,11 +110,23 @@ impl BlockLayout {
             .collect();
         let dims = (block_tokens, shard.heads.len() as u32);
         let pieces = block_pieces(&planes, &rows, dims, blocks, region_len)?;
-        let windows = planes
-            .iter()
-            .enumerate()
-            .map(|(i, p)| window(p, rows[i % rows.len()], dims, &pieces))
-            .collect();
+        let parts = join_components(&planes, &rows);
+        let mut whole = Vec::with_capacity(parts.len() * shard.layers.len());
+        for layer in planes.chunks(rows.len()) {
+            for part in &parts {
+                whole.push(in_one_piece(
+                    &layer[part.component],
+                    part.row,
+                    dims,
+                    &pieces,
+                ));
+            }
+        }
+        let contiguous_leaves = parts.len() == 1
+            && whole.iter().all(|&w| w)
+            && planes
+                .chunks(rows.len())
+                .all(|layer| layer[0].slot_stride == u64::from(parts[0].row));
         Ok(Self {
             geometry,
             shard,
@@ -106,7 +136,9 @@ impl BlockLayout {
             components,
             planes,
             pieces,
-            windows,
+            parts,
+            whole,
+            contiguous_leaves,
         })
     }
 
@@ -207,9 +239,17 @@ impl BlockLayout {
         &self.planes[local_layer * self.components.len() + component]
     }
 
-    /// The single piece of a block in which all rows of a plane lie, if they do.
-    pub(crate) fn window(&self, local_layer: usize, component: usize) -> Option<Window> {
-        self.windows[local_layer * self.components.len() + component]
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Whether all rows of a part lie in one piece of a block.
+    pub(crate) fn in_one_piece(&self, local_layer: usize, part: usize) -> bool {
+        self.whole[local_layer * self.parts.len() + part]
+    }
+
+    pub(crate) fn contiguous_leaves(&self) -> bool {
+        self.contiguous_leaves
     }
 
     pub(crate) fn check_block(&self, block: u32) -> Result<(), PageError> {
@@ -224,19 +264,35 @@ impl BlockLayout {
     }
 }
 
-fn window(plane: &Plane, row: u64, dims: (u32, u32), pieces: &[Piece]) -> Option<Window> {
-    // Construction checked that these products fit.
+fn join_components(planes: &[Plane], rows: &[u64]) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (component, &row) in rows.iter().enumerate() {
+        let joins = parts.last().is_some_and(|p: &Part| {
+            planes
+                .chunks(rows.len())
+                .all(|layer| layer[p.component].adjoins(p.row.into(), &layer[component]))
+        });
+        match parts.last_mut() {
+            // Row sizes are bounded, so their sum fits.
+            Some(p) if joins => p.row += row as u32,
+            _ => parts.push(Part {
+                component,
+                row: row as u32,
+            }),
+        }
+    }
+    parts
+}
+
+fn in_one_piece(plane: &Plane, row: u32, dims: (u32, u32), pieces: &[Piece]) -> bool {
+    // Construction checked that these sums fit.
     let end = plane.base
         + u64::from(dims.0 - 1) * plane.slot_stride
         + u64::from(dims.1 - 1) * plane.head_stride
-        + row;
-    let at = pieces
-        .partition_point(|p| p.start <= plane.base)
-        .checked_sub(1)?;
-    let piece = &pieces[at];
-    let fits = piece.block_stride == plane.block_stride && end <= piece.start + piece.len;
-    fits.then_some(Window {
-        start: plane.base,
-        len: end - plane.base,
-    })
+        + u64::from(row);
+    let at = pieces.partition_point(|p| p.start <= plane.base);
+    match at.checked_sub(1).map(|at| &pieces[at]) {
+        Some(p) => p.block_stride == plane.block_stride && end <= p.start + p.len,
+        None => false,
+    }
 }

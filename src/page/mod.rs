@@ -19,21 +19,29 @@
 //! let from = TokenView::new(&src, &[5, 2, 7], 0..40)?;
 //! let to = TokenView::new(&dst, &[1], 0..40)?;
 //! assert_eq!(from.place(17)?, (2, 1));
-//! # let _ = to;
+//! let mut runs = Vec::new();
+//! plan_copy(&from, &to, 0..40, &mut runs)?;
+//! // 40 tokens, 2 layers, 2 of 4 heads, K and V: rows of 16 bytes.
+//! assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), 40 * 2 * 2 * 2 * 16);
 //! # Ok::<(), PageError>(())
 //! ```
 
 #![deny(unsafe_code)]
 
+mod canon;
 mod codec;
 mod error;
 mod geometry;
 mod header;
 mod layout;
 mod pieces;
+mod plan;
 mod spec;
 mod view;
 
+pub use canon::{
+    PageSpan, ResidentMut, copy_runs, export_page, import_page, packed_layout, unused_slots,
+};
 pub use error::{PageError, Unsupported};
 pub use geometry::{
     Component, Dtype, GroupGeometry, KvKind, MAX_HEADS, MAX_LAYERS, MAX_ROW_BYTES, MAX_SCALE_BYTES,
@@ -43,6 +51,7 @@ pub(crate) use header::encode_geometry;
 pub use header::{MAX_GROUPS, MAX_PAGE_TOKENS, ObjectSetHeader, Scheme};
 pub use layout::{BlockLayout, MAX_BLOCKS, Plane};
 pub use pieces::MAX_PIECES;
+pub use plan::{CopyRun, assign_sources, plan_copy, plan_copy_of};
 pub use spec::{Axis, KvSplit, LayoutSpec, Major, Order, Scales};
 pub use view::TokenView;
 
@@ -75,3 +84,8 @@ impl<R: Resident + ?Sized> Resident for &R {
         (**self).bytes(offset, len)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -30,7 +30,7 @@ pub(super) fn block_pieces(
             let first = layer[i];
             let mut row = rows[i];
             i += 1;
-            while i < layer.len() && continues(&first, row, &layer[i]) {
+            while i < layer.len() && first.adjoins(row, &layer[i]) {
                 row += rows[i];
                 i += 1;
             }
@@ -55,13 +55,6 @@ pub(super) fn block_pieces(
     pieces.shrink_to_fit();
     check_blocks(&pieces, blocks, region_len)?;
     Ok(pieces)
-}
-
-fn continues(first: &Plane, row: u64, next: &Plane) -> bool {
-    first.base.checked_add(row) == Some(next.base)
-        && first.block_stride == next.block_stride
-        && first.slot_stride == next.slot_stride
-        && first.head_stride == next.head_stride
 }
 
 /// Appends the pieces of one plane in block 0.

@@ -49,6 +49,26 @@ impl<'a> TokenView<'a> {
         })
     }
 
+    /// One canonical page of a packed layout with one block, as the request's page `page`.
+    pub(super) fn page(
+        layout: &'a BlockLayout,
+        page: u32,
+        page_tokens: u16,
+        tokens: &Range<u64>,
+    ) -> Result<Self, PageError> {
+        let first = u64::from(page) * u64::from(page_tokens);
+        let within = tokens.start >= first && tokens.end <= first + u64::from(page_tokens);
+        if !within || layout.block_tokens() != u32::from(page_tokens) {
+            return Err(PageError::NoSuchPage { page: page.into() });
+        }
+        Ok(Self {
+            layout,
+            table: &[0],
+            first_block: page.into(),
+            tokens: tokens.clone(),
+        })
+    }
+
     /// The pool's layout.
     pub fn layout(&self) -> &'a BlockLayout {
         self.layout
