@@ -69,6 +69,12 @@ pub trait Driver {
     /// The adapter.
     fn adapter(&self) -> Arc<dyn EngineAdapter>;
 
+    /// The adapter through which the engine's own memory is seen. Where [`adapter`](Self::adapter)
+    /// speaks to another process, this is the one inside of that process, with the same ids.
+    fn resident(&self) -> Arc<dyn EngineAdapter> {
+        self.adapter()
+    }
+
     /// Admits a request under owner epoch 1. `Err` says why this engine cannot run such a plan; the
     /// clause is then reported as not applicable.
     fn start(&mut self, request: RequestId, plan: &Plan) -> Result<(), String>;
