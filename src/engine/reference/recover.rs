@@ -250,10 +250,5 @@ fn contradiction(image: &JournalImage, declared: &ControlState) -> Option<&'stat
     if TokenLogHash::of(&image.output[..seal]) != declared.tokens.output {
         return Some("the journal's output");
     }
-    match declared.kv_groups.first() {
-        Some(g) if point.set_digest.is_some_and(|d| d.0 != g.set_digest) => {
-            Some("the checkpoint's set digest")
-        }
-        _ => None,
-    }
+    None
 }
