@@ -174,6 +174,14 @@ pub enum AdapterError {
         /// NVIDIA XID, if reported.
         xid: Option<u32>,
     },
+    /// Whatever else an engine in another process reports.
+    #[error("{text}")]
+    Remote {
+        /// What a caller can do about it.
+        kind: ErrorKind,
+        /// The engine's words.
+        text: String,
+    },
     /// The engine's process cannot be reached.
     #[error("the engine's process cannot be reached: {0}")]
     EngineLost(String),
@@ -190,6 +198,7 @@ impl AdapterError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::DrainDeadline | Self::OutOfBlocks { .. } | Self::Busy => ErrorKind::Retryable,
+            Self::Remote { kind, .. } => *kind,
             Self::EngineLost(_) | Self::WrongIncarnation { .. } => ErrorKind::PeerLost,
             Self::DeviceLost { xid } => ErrorKind::DeviceLost { xid: *xid },
             Self::SealedDirty | Self::ReplayMismatch(_) => ErrorKind::Integrity,

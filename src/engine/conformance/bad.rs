@@ -30,6 +30,9 @@ impl Driver for Spoilt {
     fn adapter(&self) -> Arc<dyn EngineAdapter> {
         self.adapter.clone()
     }
+    fn resident(&self) -> Arc<dyn EngineAdapter> {
+        self.inner.resident()
+    }
     fn start(&mut self, request: RequestId, plan: &Plan) -> Result<(), String> {
         self.inner.start(request, plan)
     }

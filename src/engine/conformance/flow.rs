@@ -138,8 +138,9 @@ pub(super) fn first_live(pinned: &[(u16, u64)], group: u16) -> u64 {
         .map_or(0, |(_, t)| *t)
 }
 
-/// Free blocks of all pools, each pool once.
-pub(super) fn free_blocks(adapter: &dyn EngineAdapter) -> Result<usize, Failed> {
+/// Free blocks of all pools of an engine, each pool once.
+pub(super) fn free_blocks(driver: &dyn Driver) -> Result<usize, Failed> {
+    let adapter = &*driver.resident();
     let mut pools = Vec::new();
     for group in groups(adapter) {
         let pool = adapter.pool(group).said("pool")?.pool;
@@ -289,6 +290,9 @@ pub(super) enum Upto {
 pub(super) struct Migration {
     pub(super) source: Arc<dyn EngineAdapter>,
     pub(super) destination: Arc<dyn EngineAdapter>,
+    /// Their memory, see [`Driver::resident`].
+    pub(super) source_memory: Arc<dyn EngineAdapter>,
+    pub(super) destination_memory: Arc<dyn EngineAdapter>,
     pub(super) pinned: Pinned,
     pub(super) boundary: Boundary,
     pub(super) control: ControlExport,
@@ -340,6 +344,8 @@ pub(super) fn reserve(pair: &Pair, request: RequestId) -> Result<Migration, Fail
     Ok(Migration {
         source,
         destination,
+        source_memory: pair.source.resident(),
+        destination_memory: pair.destination.resident(),
         pinned,
         boundary,
         control,

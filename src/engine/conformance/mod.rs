@@ -24,7 +24,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod toy;
+pub(crate) mod toy;
 #[cfg(test)]
 mod toy_adapter;
 #[cfg(test)]
@@ -68,6 +68,12 @@ pub struct Emitted {
 pub trait Driver {
     /// The adapter.
     fn adapter(&self) -> Arc<dyn EngineAdapter>;
+
+    /// The adapter through which the engine's own memory is seen. Where [`adapter`](Self::adapter)
+    /// speaks to another process, this is the one inside of that process, with the same ids.
+    fn resident(&self) -> Arc<dyn EngineAdapter> {
+        self.adapter()
+    }
 
     /// Admits a request under owner epoch 1. `Err` says why this engine cannot run such a plan; the
     /// clause is then reported as not applicable.

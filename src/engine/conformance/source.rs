@@ -118,9 +118,9 @@ fn hold_frees_nothing(pair: &mut Pair) -> Check {
         .said("seal_through")?
         .stable_len;
     let live = pinned.first_live.iter().map(|(_, t)| *t).max().unwrap_or(0);
-    let before = references(&*adapter, pinned.pin.into(), live..upto)?;
+    let before = references(&*pair.source.resident(), pinned.pin.into(), live..upto)?;
     adapter.hold(REQUEST, EPOCH, soon()).said("hold")?;
-    let after = references(&*adapter, pinned.pin.into(), live..upto)?;
+    let after = references(&*pair.source.resident(), pinned.pin.into(), live..upto)?;
     ensure!(
         before == after,
         "references on the request's blocks went from {before:?} to {after:?}"
@@ -128,12 +128,12 @@ fn hold_frees_nothing(pair: &mut Pair) -> Check {
     // And without a pin: only the request itself keeps its blocks.
     start(&mut *pair.source, OTHER, &PLAN)?;
     decode(&mut *pair.source, OTHER, 6)?;
-    let free = free_blocks(&*adapter)?;
+    let free = free_blocks(&*pair.source)?;
     adapter
         .hold(OTHER, EPOCH, soon())
         .said("hold without a pin")?;
     ensure!(
-        free_blocks(&*adapter)? == free,
+        free_blocks(&*pair.source)? == free,
         "blocks came free by a hold"
     );
     Ok(())
@@ -185,7 +185,7 @@ fn release_resumes_identically(pair: &mut Pair) -> Check {
 
 fn pin_outlives_the_request(pair: &mut Pair) -> Check {
     let adapter = pair.source.adapter();
-    let free = free_blocks(&*adapter)?;
+    let free = free_blocks(&*pair.source)?;
     for (request, finishes) in [(REQUEST, false), (OTHER, true)] {
         let plan = Plan {
             max_output: if finishes { 30 } else { 90 },
@@ -235,7 +235,7 @@ fn pin_outlives_the_request(pair: &mut Pair) -> Check {
         adapter.unpin(pin).said("unpin")?;
         pair.source.step();
         ensure!(
-            free_blocks(&*adapter)? == free,
+            free_blocks(&*pair.source)? == free,
             "blocks are missing after the request {how} and the pin was given back"
         );
     }
@@ -420,7 +420,7 @@ fn pages_by_position(pair: &mut Pair) -> Check {
         // Different tokens at different places: no two full pages are alike, and one flipped bit
         // changes exactly the page its position says.
         let token = upto / 2;
-        flip_bit(&*adapter, pinned.pin.into(), group, token)?;
+        flip_bit(&*pair.source.resident(), pinned.pin.into(), group, token)?;
         let flipped = hash_all(&*adapter, pinned.pin.into(), &pinned.first_live, upto)?;
         for (a, b) in all.iter().zip(&flipped) {
             let hit = a.group == group && u64::from(a.page) == token / size;
@@ -432,7 +432,7 @@ fn pages_by_position(pair: &mut Pair) -> Check {
                 a.digest != b.digest
             );
         }
-        flip_bit(&*adapter, pinned.pin.into(), group, token)?;
+        flip_bit(&*pair.source.resident(), pinned.pin.into(), group, token)?;
     }
     Ok(())
 }
@@ -492,7 +492,7 @@ fn control_is_frozen(pair: &mut Pair) -> Check {
 
 fn retire_needs_a_hold(pair: &mut Pair) -> Check {
     let adapter = pair.source.adapter();
-    let free = free_blocks(&*adapter)?;
+    let free = free_blocks(&*pair.source)?;
     start(&mut *pair.source, REQUEST, &PLAN)?;
     decode(&mut *pair.source, REQUEST, 5)?;
     let pinned = adapter.pin(REQUEST, EPOCH).said("pin")?;
@@ -530,7 +530,7 @@ fn retire_needs_a_hold(pair: &mut Pair) -> Check {
     adapter.unpin(pinned.pin).said("unpin")?;
     pair.source.step();
     ensure!(
-        free_blocks(&*adapter)? == free,
+        free_blocks(&*pair.source)? == free,
         "blocks are missing after retire and unpin"
     );
     Ok(())

@@ -82,14 +82,14 @@ fn stage_is_unreachable(pair: &mut Pair) -> Check {
     for group in groups(&*m.destination) {
         let live = first_live(&twin.first_live, group);
         let staged = m
-            .destination
+            .destination_memory
             .table(m.stage.into(), group, live..room)
             .said("table")?;
         let local = m
-            .destination
+            .destination_memory
             .table(twin.pin.into(), group, live..upto)
             .said("table")?;
-        let pool = m.destination.pool(group).said("pool")?.pool;
+        let pool = m.destination_memory.pool(group).said("pool")?.pool;
         for block in &staged {
             ensure!(
                 !local.contains(block),
@@ -107,13 +107,25 @@ fn digests_read_resident_memory(pair: &mut Pair) -> Check {
     let (live, kv_len) = (&m.pinned.first_live, m.boundary.kv_len);
     let size = page_tokens(&*m.destination);
     let ends = [
-        (&*m.destination, m.stage.into(), "destination", &m.actual),
-        (&*m.source, m.pinned.pin.into(), "source", &m.expected),
+        (
+            &*m.destination,
+            &*m.destination_memory,
+            m.stage.into(),
+            "destination",
+            &m.actual,
+        ),
+        (
+            &*m.source,
+            &*m.source_memory,
+            m.pinned.pin.into(),
+            "source",
+            &m.expected,
+        ),
     ];
-    for (adapter, view, end, known) in ends {
+    for (adapter, memory, view, end, known) in ends {
         for group in groups(adapter) {
             for token in [kv_len - 1, kv_len / 2] {
-                flip_bit(adapter, view, group, token)?;
+                flip_bit(memory, view, group, token)?;
                 let now = hash_all(adapter, view, live, kv_len)?;
                 let page = token / size;
                 let hit = |r: &&PageRow| r.group == group && u64::from(r.page) == page;
@@ -121,7 +133,7 @@ fn digests_read_resident_memory(pair: &mut Pair) -> Check {
                     known.iter().find(hit) != now.iter().find(hit),
                     "a bit flipped in resident memory of the {end} (token {token}) is not in the digest"
                 );
-                flip_bit(adapter, view, group, token)?;
+                flip_bit(memory, view, group, token)?;
                 let back = hash_all(adapter, view, live, kv_len)?;
                 ensure!(
                     back == *known,
@@ -396,7 +408,7 @@ fn valid_tokens_only(pair: &mut Pair) -> Check {
         kv_len,
     )?;
     for group in groups(&*m.destination) {
-        flip_bit(&*m.destination, m.stage.into(), group, kv_len - 1)?;
+        flip_bit(&*m.destination_memory, m.stage.into(), group, kv_len - 1)?;
     }
     let flipped = hash_all(
         &*m.destination,

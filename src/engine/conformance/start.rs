@@ -393,7 +393,7 @@ fn mismatch_is_refused(pair: &mut Pair) -> Check {
     let m = migrate(pair, &PLAN, 5, Upto::Reserved)?;
     let destination = &*m.destination;
     destination.abort_import(m.stage).said("abort_import")?;
-    let free = free_blocks(destination)?;
+    let free = free_blocks(&*pair.destination)?;
     let mut next = EPOCH.0;
     let mut with = |change: &dyn Fn(&mut ImportSpec)| {
         next += 1;
@@ -436,7 +436,7 @@ fn mismatch_is_refused(pair: &mut Pair) -> Check {
         },
     )?;
     ensure!(
-        free_blocks(destination)? == free,
+        free_blocks(&*pair.destination)? == free,
         "a refused import reserved blocks"
     );
     Ok(())

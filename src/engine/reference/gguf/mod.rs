@@ -7,5 +7,5 @@ mod parse;
 mod tests;
 
 pub use error::GgufError;
-pub(crate) use load::{Loaded, load};
+pub(crate) use load::load;
 pub use parse::{Array, Gguf, MAX_ENTRIES, MAX_NAME, TensorInfo, TensorType, Value};

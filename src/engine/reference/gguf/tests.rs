@@ -157,7 +157,7 @@ fn tiny() -> Writer {
     w
 }
 
-fn load_bytes(bytes: &[u8]) -> Result<super::Loaded, String> {
+fn load_bytes(bytes: &[u8]) -> Result<super::load::Loaded, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     let threads = Threads::new(1).unwrap();

@@ -85,6 +85,11 @@ impl Llama {
         }
     }
 
+    /// Query heads.
+    pub(crate) fn heads(&self) -> usize {
+        self.heads
+    }
+
     fn norm_rows(&self, x: &[f32], gain: &[f32], out: &mut Vec<f32>) {
         out.clear();
         out.resize(x.len(), 0.0);

@@ -68,6 +68,10 @@ pub(crate) struct StepOutput {
 pub(crate) trait Model: Send + Sync {
     /// Its shape.
     fn shape(&self) -> Shape;
+    /// Whether it looks at the past.
+    fn reads_past(&self) -> bool {
+        true
+    }
     /// Processes a batch. KV rows of a request depend on that request alone.
     fn forward(&self, seqs: &[SeqInput<'_>], out: &mut StepOutput);
 }

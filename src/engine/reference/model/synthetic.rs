@@ -52,6 +52,10 @@ impl Model for Synthetic {
         self.shape
     }
 
+    fn reads_past(&self) -> bool {
+        false
+    }
+
     fn forward(&self, seqs: &[SeqInput<'_>], out: &mut StepOutput) {
         let began = Instant::now();
         let token_bytes = self.shape.token_bytes(self.dtype);

@@ -123,11 +123,6 @@ impl Matrix {
         }
     }
 
-    /// Outputs.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Inputs.
     pub(crate) fn cols(&self) -> usize {
         self.cols

@@ -12,8 +12,8 @@ mod kernels;
 mod matrix;
 mod narrow;
 
-pub(crate) use blocks::{BLOCK, BlockKind};
-pub(crate) use elementary::{exp32, exp64, ln64, sin_cos64};
-pub(crate) use kernels::{LANES, add_assign, dot, rms_norm, silu_mul, softmax_in_place, sum};
+pub(crate) use blocks::BlockKind;
+pub(crate) use elementary::{exp64, ln64, sin_cos64};
+pub(crate) use kernels::{LANES, add_assign, dot, rms_norm, silu_mul, softmax_in_place};
 pub(crate) use matrix::{Matrix, Threads, with_simd};
-pub(crate) use narrow::{bf16_to_f32, decode_row, encode_row, f16_to_f32, round_row};
+pub(crate) use narrow::{decode_row, encode_row, round_row};
