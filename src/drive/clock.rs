@@ -15,7 +15,9 @@ pub fn instant_at(at_ns: u64) -> Instant {
     if at_ns >= now {
         instant + Duration::from_nanos(at_ns - now)
     } else {
-        instant.checked_sub(Duration::from_nanos(now - at_ns)).unwrap_or(instant)
+        instant
+            .checked_sub(Duration::from_nanos(now - at_ns))
+            .unwrap_or(instant)
     }
 }
 

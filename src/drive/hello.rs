@@ -1,6 +1,6 @@
 //! The first frame of a link.
 
-use crate::id::{ErrorKind, Incarnation, WorkerId, WorkerRef};
+use crate::id::ErrorKind;
 use crate::migrate::io::Peer;
 use crate::route::{DecodeError, Reader, Writer};
 use crate::wire::Endpoint;
@@ -96,37 +96,53 @@ impl Hello {
             return Err(DecodeError::Version("hello"));
         }
         let from = get_peer(&mut r, "hello.from")?;
-        let to = if r.flag("hello.to")? { Some(get_peer(&mut r, "hello.to")?) } else { None };
+        let to = if r.flag("hello.to")? {
+            Some(get_peer(&mut r, "hello.to")?)
+        } else {
+            None
+        };
         let n = r.count(MAX_ENDPOINTS, 8, "hello.endpoints")?;
         let mut endpoints = Vec::with_capacity(n);
         for _ in 0..n {
             let name = text(r.bytes(32, "hello.endpoint.name")?)?;
             let endpoint = text(r.bytes(MAX_ENDPOINT, "hello.endpoint")?)?;
-            let endpoint = endpoint.parse().map_err(|_| DecodeError::Range("hello.endpoint"))?;
+            let endpoint = endpoint
+                .parse()
+                .map_err(|_| DecodeError::Range("hello.endpoint"))?;
             endpoints.push((name, endpoint));
         }
         r.end()?;
-        Ok(Self { from, to, endpoints })
+        Ok(Self {
+            from,
+            to,
+            endpoints,
+        })
     }
 
     /// The named listener.
     pub fn endpoint(&self, name: &str) -> Option<&Endpoint> {
-        self.endpoints.iter().find(|(n, _)| n == name).map(|(_, e)| e)
+        self.endpoints
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, e)| e)
     }
 
     /// Refuses a hello that means somebody else than `here`.
     pub fn check_for(&self, here: &Peer) -> Result<(), HelloError> {
         match &self.to {
-            Some(to) if to != here => {
-                Err(HelloError::NotMe { wanted: name(to), here: name(here) })
-            }
+            Some(to) if to != here => Err(HelloError::NotMe {
+                wanted: name(to),
+                here: name(here),
+            }),
             _ => Ok(()),
         }
     }
 }
 
 fn text(bytes: &[u8]) -> Result<String, DecodeError> {
-    std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| DecodeError::Range("hello text"))
+    std::str::from_utf8(bytes)
+        .map(str::to_owned)
+        .map_err(|_| DecodeError::Range("hello text"))
 }
 
 /// A peer in words, for messages and logs.
@@ -138,16 +154,18 @@ pub fn name(peer: &Peer) -> String {
     }
 }
 
-/// A worker reference for tests and tools.
-#[doc(hidden)]
-pub fn worker(id: &str, incarnation: u64) -> Option<Peer> {
-    let id = WorkerId::new(id).ok()?;
-    Some(Peer::Worker(WorkerRef { id, incarnation: Incarnation(incarnation) }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::{Incarnation, WorkerId, WorkerRef};
+
+    fn worker(id: &str, incarnation: u64) -> Option<Peer> {
+        let id = WorkerId::new(id).ok()?;
+        Some(Peer::Worker(WorkerRef {
+            id,
+            incarnation: Incarnation(incarnation),
+        }))
+    }
 
     #[test]
     fn a_hello_survives_its_bytes_and_every_cut_of_them_is_refused() {
@@ -175,6 +193,9 @@ mod tests {
         };
         let here = worker("w0", 2).unwrap();
         assert!(to(2).check_for(&here).is_ok());
-        assert!(matches!(to(1).check_for(&here), Err(HelloError::NotMe { .. })));
+        assert!(matches!(
+            to(1).check_for(&here),
+            Err(HelloError::NotMe { .. })
+        ));
     }
 }

@@ -132,7 +132,10 @@ impl Mesh {
         handler: Arc<dyn Handler>,
         directory: Arc<dyn Directory>,
     ) -> Result<Self, MeshError> {
-        let limits = Limits { max_frame: 16 << 20, ..Limits::default() };
+        let limits = Limits {
+            max_frame: 16 << 20,
+            ..Limits::default()
+        };
         let inner = Arc::new(Inner {
             me,
             hello: Mutex::new(options.endpoints),
@@ -153,15 +156,24 @@ impl Mesh {
                 limits,
                 ..ListenOptions::default()
             };
-            let listener = Listener::bind(endpoint, listen)
-                .map_err(|source| MeshError::Wire { peer: endpoint.to_string(), source })?;
+            let listener = Listener::bind(endpoint, listen).map_err(|source| MeshError::Wire {
+                peer: endpoint.to_string(),
+                source,
+            })?;
             bound.push(listener.endpoint().clone());
             closers.push(listener.closer());
             let accepting = Arc::clone(&inner);
             inner.spawn("mesh-accept", move || accepting.accept(&listener))?;
         }
-        inner.hello.lock().extend(bound.first().map(|e| ("mesh".to_owned(), e.clone())));
-        Ok(Self { inner, listen: bound, listeners: Arc::new(Mutex::new(closers)) })
+        inner
+            .hello
+            .lock()
+            .extend(bound.first().map(|e| ("mesh".to_owned(), e.clone())));
+        Ok(Self {
+            inner,
+            listen: bound,
+            listeners: Arc::new(Mutex::new(closers)),
+        })
     }
 
     /// Where it listens.
@@ -206,11 +218,17 @@ impl Mesh {
         let (serial, send) = self.inner.link(to)?;
         let sent = send.send(kind, id, parts, Wait::until(deadline));
         sent.map_err(|source| {
-            if !matches!(source, WireError::PayloadTooLong { .. } | WireError::Timeout { partial: false, .. }) {
+            if !matches!(
+                source,
+                WireError::PayloadTooLong { .. } | WireError::Timeout { partial: false, .. }
+            ) {
                 send.closer().close();
                 self.inner.unlink(to, serial);
             }
-            MeshError::Wire { peer: name(to), source }
+            MeshError::Wire {
+                peer: name(to),
+                source,
+            }
         })
     }
 
@@ -274,7 +292,10 @@ impl Inner {
     /// The accepting side's hello, then the reading loop.
     fn welcome(self: &Arc<Self>, mut conn: FramedConn) -> Result<(), MeshError> {
         let somebody = || "somebody".to_owned();
-        let wire = |source| MeshError::Wire { peer: somebody(), source };
+        let wire = |source| MeshError::Wire {
+            peer: somebody(),
+            source,
+        };
         let wait = Wait::within(DIAL);
         let hello = {
             let frame = conn.recv(wait).map_err(wire)?;
@@ -284,10 +305,14 @@ impl Inner {
             Hello::decode(frame.payload)
                 .map_err(HelloError::from)
                 .and_then(|h| h.check_for(&self.me).map(|()| h))
-                .map_err(|source| MeshError::Hello { peer: somebody(), source })?
+                .map_err(|source| MeshError::Hello {
+                    peer: somebody(),
+                    source,
+                })?
         };
         let answer = self.my_hello(Some(hello.from.clone()));
-        conn.send(kind::WELCOME, 0, &[IoSlice::new(&answer)], wait).map_err(wire)?;
+        conn.send(kind::WELCOME, 0, &[IoSlice::new(&answer)], wait)
+            .map_err(wire)?;
         let (serial, recv) = self.adopt(&hello.from, conn);
         self.handler.joined(&hello);
         self.read(&hello.from, serial, recv);
@@ -295,26 +320,44 @@ impl Inner {
     }
 
     fn my_hello(&self, to: Option<Peer>) -> Vec<u8> {
-        Hello { from: self.me.clone(), to, endpoints: self.hello.lock().clone() }.encode()
+        Hello {
+            from: self.me.clone(),
+            to,
+            endpoints: self.hello.lock().clone(),
+        }
+        .encode()
     }
 
     fn dial(self: &Arc<Self>, at: &Endpoint, to: Option<&Peer>) -> Result<Hello, MeshError> {
         let whom = || to.map_or_else(|| at.to_string(), name);
-        let wire = |source| MeshError::Wire { peer: whom(), source };
+        let wire = |source| MeshError::Wire {
+            peer: whom(),
+            source,
+        };
         let wait = Wait::within(DIAL);
         let mut conn = wire::connect(at, self.limits, wait.deadline).map_err(wire)?;
         let mine = self.my_hello(to.cloned());
-        conn.send(kind::HELLO, 0, &[IoSlice::new(&mine)], wait).map_err(wire)?;
+        conn.send(kind::HELLO, 0, &[IoSlice::new(&mine)], wait)
+            .map_err(wire)?;
         let hello = {
             let frame = conn.recv(wait).map_err(wire)?;
             Hello::decode(frame.payload)
                 .map_err(HelloError::from)
                 .and_then(|h| h.check_for(&self.me).map(|()| h))
-                .map_err(|source| MeshError::Hello { peer: whom(), source })?
+                .map_err(|source| MeshError::Hello {
+                    peer: whom(),
+                    source,
+                })?
         };
         if let Some(to) = to.filter(|to| **to != hello.from) {
-            let source = HelloError::NotMe { wanted: name(to), here: name(&hello.from) };
-            return Err(MeshError::Hello { peer: whom(), source });
+            let source = HelloError::NotMe {
+                wanted: name(to),
+                here: name(&hello.from),
+            };
+            return Err(MeshError::Hello {
+                peer: whom(),
+                source,
+            });
         }
         let (serial, recv) = self.adopt(&hello.from, conn);
         self.handler.joined(&hello);
@@ -328,7 +371,11 @@ impl Inner {
         let (send, recv) = conn.split();
         let send = SharedSend::new(send);
         let closer = send.closer();
-        self.links.lock().entry(peer.clone()).or_default().push(Link { serial, send });
+        self.links
+            .lock()
+            .entry(peer.clone())
+            .or_default()
+            .push(Link { serial, send });
         // After the insertion: `stop` either finds the link there or is seen here.
         if self.stopping() {
             closer.close();
@@ -338,7 +385,9 @@ impl Inner {
 
     fn unlink(&self, peer: &Peer, serial: u64) -> bool {
         let mut links = self.links.lock();
-        let Some(of_peer) = links.get_mut(peer) else { return false };
+        let Some(of_peer) = links.get_mut(peer) else {
+            return false;
+        };
         let before = of_peer.len();
         of_peer.retain(|l| l.serial != serial);
         let gone = before != of_peer.len();
@@ -353,7 +402,8 @@ impl Inner {
         while !self.stopping() {
             match recv.recv(Wait::within(IDLE).spin(self.spin_ns)) {
                 Ok(frame) => {
-                    self.handler.frame(peer, frame.header.kind, frame.header.id, frame.payload);
+                    self.handler
+                        .frame(peer, frame.header.kind, frame.header.id, frame.payload);
                 }
                 Err(WireError::Timeout { .. }) => {}
                 // Frame borders are intact; a message was lost, and machines expect that.
@@ -389,7 +439,10 @@ impl Inner {
     fn link(self: &Arc<Self>, peer: &Peer) -> Result<(u64, SharedSend), MeshError> {
         let newest = || {
             let links = self.links.lock();
-            links.get(peer).and_then(|l| l.last()).map(|l| (l.serial, l.send.clone()))
+            links
+                .get(peer)
+                .and_then(|l| l.last())
+                .map(|l| (l.serial, l.send.clone()))
         };
         if let Some(link) = newest() {
             return Ok(link);

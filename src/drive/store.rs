@@ -43,14 +43,23 @@ impl Routes {
 
     /// Every record there is; unreadable ones are left out and logged.
     pub fn all(&self) -> Result<Vec<Versioned>, StoreError> {
-        let listing = self.store.list(route::KEY_PREFIX, Instant::now() + ANSWER)?;
-        Ok(listing.entries.into_iter().filter_map(|(key, raw)| decode(&key, &raw)).collect())
+        let listing = self
+            .store
+            .list(route::KEY_PREFIX, Instant::now() + ANSWER)?;
+        Ok(listing
+            .entries
+            .into_iter()
+            .filter_map(|(key, raw)| decode(&key, &raw))
+            .collect())
     }
 }
 
 fn decode(key: &str, raw: &Raw) -> Option<Versioned> {
     match RouteRecord::decode(&raw.value) {
-        Ok(record) => Some(Versioned { revision: raw.revision, record }),
+        Ok(record) => Some(Versioned {
+            revision: raw.revision,
+            record,
+        }),
         Err(error) => {
             tracing::error!(key, %error, "a route record cannot be read");
             None
@@ -74,7 +83,10 @@ impl RouteStore for Routes {
 
     fn cas(&self, request: RequestId, expect: Revision, next: &RouteRecord) -> StoreReply {
         let (key, bytes) = (route::key(request), next.encode());
-        match self.store.cas(&Cas::put(&key, Some(expect), &bytes), Instant::now() + ANSWER) {
+        match self.store.cas(
+            &Cas::put(&key, Some(expect), &bytes),
+            Instant::now() + ANSWER,
+        ) {
             Ok(CasOutcome::Applied { revision }) => StoreReply::Applied(revision),
             Ok(CasOutcome::Conflict { current: None }) => StoreReply::Conflict(None),
             Ok(CasOutcome::Conflict { current: Some(raw) }) => match decode(&key, &raw) {

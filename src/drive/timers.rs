@@ -55,9 +55,16 @@ impl<K: Eq + Hash + Clone + Send + 'static> Timers<K> {
                     fire(key);
                 }
             };
-            handles.push(std::thread::Builder::new().name(format!("timer-{n}")).spawn(run)?);
+            handles.push(
+                std::thread::Builder::new()
+                    .name(format!("timer-{n}"))
+                    .spawn(run)?,
+            );
         }
-        Ok(Self { inner, threads: Mutex::new(handles) })
+        Ok(Self {
+            inner,
+            threads: Mutex::new(handles),
+        })
     }
 
     /// Arms or moves a timer.
@@ -92,7 +99,12 @@ impl<K: Eq + Hash + Clone + Send + 'static> Timers<K> {
         self.inner.state.lock().stopping = true;
         self.inner.wake.notify_all();
         let me = std::thread::current().id();
-        for thread in self.threads.lock().drain(..).filter(|t| t.thread().id() != me) {
+        for thread in self
+            .threads
+            .lock()
+            .drain(..)
+            .filter(|t| t.thread().id() != me)
+        {
             let _ = thread.join();
         }
     }
@@ -108,13 +120,16 @@ impl<K: Eq + Hash + Clone> Inner<K> {
             }
             match state.heap.peek().copied() {
                 None => self.wake.wait(&mut state),
-                Some(Reverse((_, generation))) if !state.by_generation.contains_key(&generation) => {
+                Some(Reverse((_, generation)))
+                    if !state.by_generation.contains_key(&generation) =>
+                {
                     state.heap.pop();
                 }
                 Some(Reverse((at, generation))) => {
                     let now = now_ns();
                     if at > now {
-                        self.wake.wait_for(&mut state, Duration::from_nanos(at - now));
+                        self.wake
+                            .wait_for(&mut state, Duration::from_nanos(at - now));
                         continue;
                     }
                     state.heap.pop();

@@ -12,25 +12,23 @@ use tokio::sync::broadcast;
 
 use super::http::Backend;
 use super::hub::{End, Hub, Live};
-use super::image::Checkpoint;
 use super::log::{LogError, TokenLog};
 use super::metrics::Metrics;
 use super::openai::{ApiError, Ask};
 use super::slot::{AcceptorHands, Slot};
 use super::workers::Workers;
-use crate::drive::{Handler, Hello, Mesh, Routes, Timers, envelope, kind, name, now_ns, run};
+use crate::drive::{Mesh, Routes, Timers, now_ns, run};
 use crate::id::{OwnerEpoch, RequestId, WorkerRef};
 use crate::migrate::acceptor::{Acceptor, Done, Event};
-use crate::migrate::io::{self, Peer, Timer};
+use crate::migrate::io::{self, Timer};
 use crate::migrate::limits::Limits;
-use crate::migrate::msg::Body;
 use crate::route::{RoutePhase, RouteRecord};
 use crate::rpc::v1;
 
 /// How long a worker may take to admit a request.
 const SUBMIT: Duration = Duration::from_secs(20);
 /// How long a worker's link may be down before its requests are recovered elsewhere.
-const GRACE: Duration = Duration::from_millis(300);
+pub(super) const GRACE: Duration = Duration::from_millis(300);
 /// Recoveries of one request that may fail before it is given up.
 const FAILURES: u32 = 8;
 
@@ -48,7 +46,7 @@ pub struct Core {
     pub events: broadcast::Sender<v1::GatewayEvent>,
     routes: Routes,
     limits: Limits,
-    runtime: tokio::runtime::Handle,
+    pub(super) runtime: tokio::runtime::Handle,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
     orphans: Mutex<Vec<RequestId>>,
     mesh: OnceLock<Mesh>,
@@ -197,7 +195,13 @@ impl Core {
         }
     }
 
-    fn recovered(self: &Arc<Self>, slot: &Arc<Slot>, failures: u32, running: bool, phase: RoutePhase) {
+    fn recovered(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        failures: u32,
+        running: bool,
+        phase: RoutePhase,
+    ) {
         let request = slot.request;
         self.tell(request, "recovered", format!("running: {running}"));
         if running || phase == RoutePhase::Finished {
@@ -219,7 +223,7 @@ impl Core {
     }
 
     /// A request without a worker: recovered as soon as there is one.
-    fn orphan(self: &Arc<Self>, request: RequestId) {
+    pub(super) fn orphan(self: &Arc<Self>, request: RequestId) {
         self.orphans.lock().push(request);
         let core = Arc::clone(self);
         self.runtime.spawn(async move {
@@ -232,7 +236,9 @@ impl Core {
     fn adopt_orphans(self: &Arc<Self>) {
         let orphans = std::mem::take(&mut *self.orphans.lock());
         for request in orphans {
-            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else { continue };
+            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else {
+                continue;
+            };
             match self.workers.place(None, &[]) {
                 Some(target) => self.recover(&slot, target),
                 None => self.orphans.lock().push(request),
@@ -252,11 +258,13 @@ impl Core {
 
     /// The requests that the *record* says a lost worker owns; what has moved on meanwhile is only
     /// noted.
-    fn recover_all_of(self: &Arc<Self>, worker: &WorkerRef) {
+    pub(super) fn recover_all_of(self: &Arc<Self>, worker: &WorkerRef) {
         use crate::drive::RouteStore;
         use crate::migrate::io::StoreReply;
         for request in self.workers.owned_by(worker) {
-            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else { continue };
+            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else {
+                continue;
+            };
             match self.routes.read(request) {
                 StoreReply::Value(v) if v.record.owner != *worker => {
                     self.workers.own(request, &v.record.owner);
@@ -271,13 +279,20 @@ impl Core {
         }
     }
 
-    async fn describe(self: Arc<Self>, worker: WorkerRef) {
+    pub(super) async fn describe(self: Arc<Self>, worker: WorkerRef) {
         let described = async {
-            let client = self.workers.client(&worker).await.map_err(|e| e.to_string())?;
+            let client = self
+                .workers
+                .client(&worker)
+                .await
+                .map_err(|e| e.to_string())?;
             let mut request = tonic::Request::new(v1::DescribeRequest {});
             request.set_timeout(SUBMIT);
             let mut client = client.ok_or("not linked")?;
-            client.describe(request).await.map_err(|s| s.message().to_owned())
+            client
+                .describe(request)
+                .await
+                .map_err(|s| s.message().to_owned())
         };
         match described.await {
             Ok(d) => {
@@ -294,32 +309,57 @@ impl Core {
         }
     }
 
-    async fn submit(&self, worker: &WorkerRef, submit: v1::SubmitRequest) -> Result<v1::SubmitReply, tonic::Status> {
+    async fn submit(
+        &self,
+        worker: &WorkerRef,
+        submit: v1::SubmitRequest,
+    ) -> Result<v1::SubmitReply, tonic::Status> {
         let client = self.workers.client(worker).await;
         let client = client.map_err(|e| tonic::Status::unavailable(e.to_string()))?;
         let mut client = client.ok_or_else(|| tonic::Status::unavailable("the worker has left"))?;
         let mut request = tonic::Request::new(submit);
         request.set_timeout(SUBMIT);
-        client.submit(request).await.map(tonic::Response::into_inner)
+        client
+            .submit(request)
+            .await
+            .map(tonic::Response::into_inner)
     }
 
     /// Writes the record and the journal's head of a new request. Blocks.
-    fn admit(self: &Arc<Self>, live: &Arc<Live>, submit: &v1::SubmitRequest, worker: &WorkerRef) -> Result<Arc<Slot>, ApiError> {
+    fn admit(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        submit: &v1::SubmitRequest,
+        worker: &WorkerRef,
+    ) -> Result<Arc<Slot>, ApiError> {
         let request = live.request;
-        let created = self.routes.create(&RouteRecord::admitted(request, worker.clone()));
+        let created = self
+            .routes
+            .create(&RouteRecord::admitted(request, worker.clone()));
         match created {
             Ok(true) => {}
             Ok(false) => {
-                return Err(ApiError { status: 409, ..ApiError::invalid("request_id", "this request id was used before") });
+                return Err(ApiError {
+                    status: 409,
+                    ..ApiError::invalid("request_id", "this request id was used before")
+                });
             }
             Err(error) => return Err(ApiError::unavailable("store", error.to_string())),
         }
-        self.log.open(request, worker, &submit.encode_to_vec()).map_err(|error| {
-            self.journal_failed(&error);
-            ApiError::unavailable("journal", error.to_string())
-        })?;
+        self.log
+            .open(request, worker, &submit.encode_to_vec())
+            .map_err(|error| {
+                self.journal_failed(&error);
+                ApiError::unavailable("journal", error.to_string())
+            })?;
         let acceptor = Acceptor::admitted(request, worker.clone(), self.limits.clone());
-        let slot = Arc::new(Slot::new(Arc::clone(live), submit.clone(), acceptor, Vec::new(), None));
+        let slot = Arc::new(Slot::new(
+            Arc::clone(live),
+            submit.clone(),
+            acceptor,
+            Vec::new(),
+            None,
+        ));
         self.insert(Arc::clone(&slot));
         self.workers.own(request, worker);
         Ok(slot)
@@ -333,7 +373,10 @@ impl Backend for Core {
 
     async fn start(self: &Arc<Self>, request: RequestId, ask: Ask) -> Result<Arc<Live>, ApiError> {
         if self.draining.load(Ordering::SeqCst) || self.poisoned.load(Ordering::SeqCst) {
-            return Err(ApiError::unavailable("draining", "this gateway takes no new requests"));
+            return Err(ApiError::unavailable(
+                "draining",
+                "this gateway takes no new requests",
+            ));
         }
         let live = match self.hub.add(request) {
             Ok(live) => live,
@@ -346,12 +389,16 @@ impl Backend for Core {
             self.hub.remove(request);
             tracing::info!(%request, %error, "not admitted");
         }
-        self.metrics.active.set(i64::try_from(self.hub.active()).unwrap_or(i64::MAX));
+        self.metrics
+            .active
+            .set(i64::try_from(self.hub.active()).unwrap_or(i64::MAX));
         started.map(|()| live)
     }
 
     fn abort(self: &Arc<Self>, request: RequestId) {
-        let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else { return };
+        let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else {
+            return;
+        };
         let core = Arc::clone(self);
         self.runtime.spawn(async move {
             let owner = core.workers.owner(request);
@@ -367,7 +414,9 @@ impl Backend for Core {
             }) else {
                 return;
             };
-            let mut abort = tonic::Request::new(v1::AbortRequest { request: request.to_string() });
+            let mut abort = tonic::Request::new(v1::AbortRequest {
+                request: request.to_string(),
+            });
             abort.set_timeout(SUBMIT);
             if let Err(status) = client.abort(abort).await {
                 tracing::debug!(%request, error = status.message(), "abort not delivered");
@@ -380,7 +429,9 @@ impl Backend for Core {
     }
 
     fn metrics(&self) -> String {
-        self.metrics.active.set(i64::try_from(self.hub.active()).unwrap_or(i64::MAX));
+        self.metrics
+            .active
+            .set(i64::try_from(self.hub.active()).unwrap_or(i64::MAX));
         self.metrics.page()
     }
 
@@ -394,7 +445,8 @@ impl Core {
         let mut sampling = ask.sampling;
         if sampling.seed.is_none() {
             let mut seed = [0u8; 8];
-            getrandom::fill(&mut seed).map_err(|e| ApiError::internal(format!("no randomness: {e}")))?;
+            getrandom::fill(&mut seed)
+                .map_err(|e| ApiError::internal(format!("no randomness: {e}")))?;
             // Resolved here, so that a recovery without a checkpoint draws the same tokens.
             sampling.seed = Some(u64::from_le_bytes(seed));
         }
@@ -405,9 +457,16 @@ impl Core {
             sampling: Some(sampling),
         };
         let no_worker = || ApiError::unavailable("no_worker", "no worker takes requests right now");
-        let worker = self.workers.place(ask.model.as_deref(), &[]).ok_or_else(no_worker)?;
-        let (core, live_, submit_, worker_) =
-            (Arc::clone(self), Arc::clone(live), submit.clone(), worker.clone());
+        let worker = self
+            .workers
+            .place(ask.model.as_deref(), &[])
+            .ok_or_else(no_worker)?;
+        let (core, live_, submit_, worker_) = (
+            Arc::clone(self),
+            Arc::clone(live),
+            submit.clone(),
+            worker.clone(),
+        );
         let slot = tokio::task::spawn_blocking(move || core.admit(&live_, &submit_, &worker_))
             .await
             .map_err(|e| ApiError::internal(e.to_string()))??;
@@ -451,100 +510,4 @@ fn api_error(status: &tonic::Status) -> ApiError {
         _ => ErrorKind::Bug,
     };
     ApiError::from_kind(kind, status.message())
-}
-
-/// The gateway's end of its links.
-pub struct Inbox(pub Arc<Core>);
-
-impl Handler for Inbox {
-    fn joined(&self, hello: &Hello) {
-        let Peer::Worker(worker) = &hello.from else { return };
-        let Some(rpc) = hello.endpoint("rpc") else { return };
-        let core = &self.0;
-        core.workers.joined(worker.clone(), rpc.clone());
-        core.tell(RequestId::default(), "worker-joined", worker.to_string());
-        core.runtime.spawn(Arc::clone(core).describe(worker.clone()));
-    }
-
-    fn frame(&self, from: &Peer, frame: u16, _: u64, payload: &[u8]) {
-        let core = &self.0;
-        match frame {
-            kind::PROTOCOL => match envelope::decode(payload) {
-                Ok((msg, bytes)) => {
-                    let Some(slot) = core.slot(msg.request) else {
-                        core.metrics.refused("unknown");
-                        return;
-                    };
-                    let is_emit = matches!(msg.body, Body::Emit { .. });
-                    let _ = (is_emit, bytes);
-                    let payload = io::Payload::NONE;
-                    core.post(&slot, io::Event::Recv { from: from.clone(), msg, payload });
-                }
-                Err(error) => {
-                    tracing::warn!(from = name(from), %error, "a message cannot be read");
-                }
-            },
-            kind::CHECKPOINT => self.checkpoint(from, payload),
-            kind::CLOSED => self.closed(from, payload),
-            _ => {}
-        }
-    }
-
-    fn left(&self, peer: &Peer) {
-        let Peer::Worker(worker) = peer else { return };
-        let (core, worker) = (Arc::clone(&self.0), worker.clone());
-        core.tell(RequestId::default(), "worker-lost", worker.to_string());
-        core.workers.left(&worker);
-        core.metrics.workers.set(core.workers.all().len() as i64);
-        let runtime = core.runtime.clone();
-        runtime.spawn(async move {
-            tokio::time::sleep(GRACE).await;
-            if core.workers.is_linked(&worker) {
-                return;
-            }
-            let _ = tokio::task::spawn_blocking(move || core.recover_all_of(&worker)).await;
-        });
-    }
-}
-
-impl Inbox {
-    fn checkpoint(&self, from: &Peer, payload: &[u8]) {
-        let Some((request, bytes)) = payload.split_first_chunk::<16>() else { return };
-        let request = RequestId(*request);
-        let Some(slot) = self.0.slot(request) else { return };
-        let checkpoint = match Checkpoint::decode(bytes) {
-            Ok(c) => c,
-            Err(error) => {
-                tracing::warn!(from = name(from), %error, "a checkpoint cannot be read");
-                return;
-            }
-        };
-        let mut state = slot.state.lock();
-        // Of the present owner only: an earlier one's would not fit what came after it.
-        if checkpoint.owner_epoch < state.acceptor.floor() {
-            return;
-        }
-        if let Err(error) = self.0.log.checkpoint(request, bytes) {
-            self.0.journal_failed(&error);
-            return;
-        }
-        state.checkpoint = Some(checkpoint);
-    }
-
-    /// The engine failed on a request that this worker owns.
-    fn closed(&self, from: &Peer, payload: &[u8]) {
-        let (Peer::Worker(worker), Some((request, rest))) =
-            (from, payload.split_first_chunk::<16>())
-        else {
-            return;
-        };
-        let Some((epoch, _)) = rest.split_first_chunk::<8>() else { return };
-        let (request, epoch) = (RequestId(*request), OwnerEpoch(u64::from_le_bytes(*epoch)));
-        let Some(slot) = self.0.slot(request).filter(|s| s.live.ended().is_none()) else { return };
-        if slot.state.lock().acceptor.floor() != epoch {
-            return;
-        }
-        tracing::warn!(%request, %worker, "the engine failed on a request; it is recovered");
-        self.0.orphan(request);
-    }
 }

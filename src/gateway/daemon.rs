@@ -2,16 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::core::{Core, Inbox};
+use super::core::Core;
 use super::http;
+use super::inbox::Inbox;
 use super::log::TokenLog;
 use super::service::Service;
 use crate::drive::{Directory, Mesh, MeshOptions, Routes, Timers};
@@ -54,7 +55,10 @@ pub struct StartError {
 }
 
 fn fail(what: &'static str) -> impl Fn(&dyn std::fmt::Display) -> StartError {
-    move |why| StartError { what, why: why.to_string() }
+    move |why| StartError {
+        what,
+        why: why.to_string(),
+    }
 }
 
 /// Where a gateway listens.
@@ -129,10 +133,15 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
     let inbox = Arc::new(Inbox(Arc::clone(&core)));
     let mesh = Mesh::start(Peer::Gateway, options, inbox, Arc::new(Nowhere))
         .map_err(|e| fail("mesh")(&e))?;
-    let mesh_at = mesh.endpoints().first().cloned().ok_or_else(|| fail("mesh")(&"no listener"))?;
+    let mesh_at = mesh
+        .endpoints()
+        .first()
+        .cloned()
+        .ok_or_else(|| fail("mesh")(&"no listener"))?;
     core.wire(mesh, timers);
-    let listener =
-        tokio::net::TcpListener::bind(config.http).await.map_err(|e| fail("HTTP")(&e))?;
+    let listener = tokio::net::TcpListener::bind(config.http)
+        .await
+        .map_err(|e| fail("HTTP")(&e))?;
     let http_at = listener.local_addr().map_err(|e| fail("HTTP")(&e))?;
     let stop = Arc::new(Notify::new());
     let (router, stopping) = (http::router(Arc::clone(&core)), Arc::clone(&stop));
@@ -144,9 +153,15 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
         }
     });
     let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let admin = Server::bind(&rpc_at, false).await.map_err(|e| fail("administration")(&e))?;
+    let admin = Server::bind(&rpc_at, false)
+        .await
+        .map_err(|e| fail("administration")(&e))?;
     let rpc_at = admin.endpoint().clone();
-    let service = Service::new(Arc::clone(&core), format!("http://{http_at}"), store_at.to_string());
+    let service = Service::new(
+        Arc::clone(&core),
+        format!("http://{http_at}"),
+        store_at.to_string(),
+    );
     let routes = tonic::service::Routes::new(GatewayServer::new(service));
     let rpc = tokio::spawn(async move {
         if let Err(error) = admin.serve(routes, std::future::pending()).await {
@@ -157,7 +172,12 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
     let tending = tend(&core, Arc::clone(&ended)).map_err(|e| fail("threads")(&e))?;
     Ok(Running {
         core,
-        listening: Listening { http: http_at, mesh: mesh_at, store: server.endpoint().clone(), rpc: rpc_at },
+        listening: Listening {
+            http: http_at,
+            mesh: mesh_at,
+            store: server.endpoint().clone(),
+            rpc: rpc_at,
+        },
         stop,
         ended,
         server: Mutex::new(Some(server)),
@@ -210,8 +230,11 @@ impl Running {
             rpc.abort();
         }
         self.ended.store(true, Ordering::SeqCst);
-        let (core, server, tending) =
-            (Arc::clone(&self.core), self.server.lock().take(), self.tending.lock().take());
+        let (core, server, tending) = (
+            Arc::clone(&self.core),
+            self.server.lock().take(),
+            self.tending.lock().take(),
+        );
         let ended = tokio::task::spawn_blocking(move || {
             core.stop();
             drop(server);

@@ -19,8 +19,9 @@ use axum::routing::{get, post};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::answer::{Usage, Writer};
 use super::hub::{End, Hub, Live, Next};
-use super::openai::{ApiError, Ask, MAX_BODY, Surface, Usage, Writer};
+use super::openai::{ApiError, Ask, MAX_BODY, Surface};
 use crate::id::RequestId;
 
 /// What the HTTP layer needs of the rest of the gateway.
@@ -120,10 +121,21 @@ async fn serve<B: Backend>(
         Some(id) => id,
         None => fresh_id()?,
     };
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let writer = Writer { surface, request, created, model };
+    let created = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let writer = Writer {
+        surface,
+        request,
+        created,
+        model,
+    };
     let (stream, include_usage) = (ask.stream, ask.include_usage);
-    let guard = AbortOnDrop { backend: Arc::clone(backend), request, armed: true };
+    let guard = AbortOnDrop {
+        backend: Arc::clone(backend),
+        request,
+        armed: true,
+    };
     let live = match backend.start(request, ask).await {
         Ok(live) => live,
         Err(e) => {
@@ -184,7 +196,10 @@ async fn whole<B: Backend>(
     live.delivered_through(count);
     guard.disarm();
     if end == End::Failed {
-        return Err(ApiError::unavailable("worker_lost", "the request could not be finished"));
+        return Err(ApiError::unavailable(
+            "worker_lost",
+            "the request could not be finished",
+        ));
     }
     Ok(axum::Json(writer.whole(&text, end.as_str(), usage(&live, count))).into_response())
 }
@@ -192,7 +207,11 @@ async fn whole<B: Backend>(
 fn usage(live: &Live, completion: u64) -> Usage {
     let completion_tokens = u32::try_from(completion).unwrap_or(u32::MAX);
     let prompt_tokens = live.prompt_tokens();
-    Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    Usage {
+        prompt_tokens,
+        completion_tokens,
+        total_tokens: prompt_tokens + completion_tokens,
+    }
 }
 
 fn stream_from<B: Backend>(
@@ -213,7 +232,9 @@ fn stream_from<B: Backend>(
         }
     });
     let keep = KeepAlive::new().interval(Duration::from_secs(15));
-    let mut response = Sse::new(ReceiverStream::new(rx)).keep_alive(keep).into_response();
+    let mut response = Sse::new(ReceiverStream::new(rx))
+        .keep_alive(keep)
+        .into_response();
     if let Ok(value) = request.to_string().parse() {
         response.headers_mut().insert("x-request-id", value);
     }
@@ -235,7 +256,9 @@ async fn pump(
         () = tx.closed() => return false,
     };
     loop {
-        let Ok(permit) = tx.reserve().await else { return false };
+        let Ok(permit) = tx.reserve().await else {
+            return false;
+        };
         live.delivered_through(handed);
         let (seq, token) = match ahead {
             Next::Token(seq, token) => (seq, token),
@@ -244,9 +267,11 @@ async fn pump(
                 return finish(live, writer, include_usage, handed, tx).await;
             }
         };
-        permit.send(Ok(Event::default()
-            .id(seq.to_string())
-            .data(writer.chunk(seq, token.token, &token.text))));
+        permit.send(Ok(Event::default().id(seq.to_string()).data(writer.chunk(
+            seq,
+            token.token,
+            &token.text,
+        ))));
         handed = seq;
         ahead = tokio::select! {
             next = reader.next() => next,
@@ -288,7 +313,9 @@ async fn resume<B: Backend>(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let request: RequestId = id.parse().map_err(|e| ApiError::not_found(format!("{e}")))?;
+    let request: RequestId = id
+        .parse()
+        .map_err(|e| ApiError::not_found(format!("{e}")))?;
     let live = backend
         .hub()
         .get(request)
@@ -307,5 +334,11 @@ async fn resume<B: Backend>(
         created: 0,
         model: backend.models().into_iter().next().unwrap_or_default(),
     };
-    Ok(stream_from::<B>(live, last.saturating_add(1), writer, false, None))
+    Ok(stream_from::<B>(
+        live,
+        last.saturating_add(1),
+        writer,
+        false,
+        None,
+    ))
 }

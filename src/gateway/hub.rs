@@ -71,7 +71,11 @@ pub struct Live {
 
 impl Live {
     fn new(request: RequestId) -> Self {
-        Self { request, log: Mutex::default(), head: watch::Sender::new(Head::default()) }
+        Self {
+            request,
+            log: Mutex::default(),
+            head: watch::Sender::new(Head::default()),
+        }
     }
 
     /// Appends token number `seq`, which must be the next; `false` where it is not.
@@ -139,7 +143,11 @@ impl Live {
 
     /// A cursor before token `from`.
     pub fn reader(self: &Arc<Self>, from: u64) -> Reader {
-        Reader { live: Arc::clone(self), next: from.max(1), head: self.head.subscribe() }
+        Reader {
+            live: Arc::clone(self),
+            next: from.max(1),
+            head: self.head.subscribe(),
+        }
     }
 }
 
@@ -220,7 +228,11 @@ impl Hub {
 
     /// Requests that have not ended.
     pub fn active(&self) -> usize {
-        self.live.lock().values().filter(|l| l.ended().is_none()).count()
+        self.live
+            .lock()
+            .values()
+            .filter(|l| l.ended().is_none())
+            .count()
     }
 
     /// Forgets requests that ended before `then`; returns their names.
@@ -243,7 +255,10 @@ mod tests {
     use super::*;
 
     fn token(t: u32) -> Accepted {
-        Accepted { token: t, text: format!("{t} ") }
+        Accepted {
+            token: t,
+            text: format!("{t} "),
+        }
     }
 
     #[test]
@@ -278,7 +293,9 @@ mod tests {
             }
             writer.end(End::Length);
         });
-        let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let rt = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         rt.block_on(async {
             let mut reader = live.reader(1);
             for seq in 1..=500 {

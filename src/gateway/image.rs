@@ -113,18 +113,31 @@ impl Image {
         let submit = v1::SubmitRequest::decode(r.bytes(MAX_SUBMIT, "image.submit")?)
             .map_err(|_| DecodeError::Range("image.submit"))?;
         let epoch = MigrationEpoch(r.u64("image.epoch")?);
-        let checkpoint =
-            if r.flag("image.checkpoint")? { Some(Checkpoint::get(&mut r)?) } else { None };
+        let checkpoint = if r.flag("image.checkpoint")? {
+            Some(Checkpoint::get(&mut r)?)
+        } else {
+            None
+        };
         let n = r.count(MAX_TOKENS, 9, "image.tokens")?;
         let mut tokens = Vec::with_capacity(n);
         for seq in 1..=n as u64 {
             let token = r.u32("image.token")?;
             let finish = Some(r.u8("image.finish")?).filter(|f| *f != u8::MAX);
             let text = r.bytes(MAX_TEXT, "image.text")?.to_vec();
-            tokens.push(Emission { seq, token, text, finish });
+            tokens.push(Emission {
+                seq,
+                token,
+                text,
+                finish,
+            });
         }
         r.end()?;
-        Ok(Self { submit, epoch, checkpoint, tokens })
+        Ok(Self {
+            submit,
+            epoch,
+            checkpoint,
+            tokens,
+        })
     }
 }
 
@@ -134,9 +147,18 @@ mod tests {
 
     #[test]
     fn an_image_survives_its_bytes_and_every_cut_of_them_is_refused() {
-        let token = |seq| Emission { seq, token: seq as u32 + 7, text: b"x".to_vec(), finish: None };
+        let token = |seq| Emission {
+            seq,
+            token: seq as u32 + 7,
+            text: b"x".to_vec(),
+            finish: None,
+        };
         let image = Image {
-            submit: v1::SubmitRequest { request: "ab".into(), owner_epoch: 3, ..Default::default() },
+            submit: v1::SubmitRequest {
+                request: "ab".into(),
+                owner_epoch: 3,
+                ..Default::default()
+            },
             epoch: MigrationEpoch(4),
             checkpoint: Some(Checkpoint {
                 owner_epoch: OwnerEpoch(1),
@@ -145,7 +167,13 @@ mod tests {
                 control: vec![1, 2, 3],
                 set_digest: Some([7; 32]),
             }),
-            tokens: vec![token(1), Emission { finish: Some(1), ..token(2) }],
+            tokens: vec![
+                token(1),
+                Emission {
+                    finish: Some(1),
+                    ..token(2)
+                },
+            ],
         };
         let bytes = image.encode();
         assert_eq!(Image::decode(&bytes), Ok(image));

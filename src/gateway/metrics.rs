@@ -60,10 +60,22 @@ impl Default for Metrics {
         let active = Gauge::default();
         let workers = Gauge::default();
         registry.register("http_responses", "HTTP answers", http.clone());
-        registry.register("tokens_refused", "Tokens refused at the fence", refused.clone());
+        registry.register(
+            "tokens_refused",
+            "Tokens refused at the fence",
+            refused.clone(),
+        );
         registry.register("tokens_accepted", "Tokens accepted", accepted.clone());
-        registry.register("tokens_duplicate", "Equal tokens dropped", duplicates.clone());
-        registry.register("integrity_alarms", "Unequal tokens under one number", alarms.clone());
+        registry.register(
+            "tokens_duplicate",
+            "Equal tokens dropped",
+            duplicates.clone(),
+        );
+        registry.register(
+            "integrity_alarms",
+            "Unequal tokens under one number",
+            alarms.clone(),
+        );
         registry.register("owner_changes", "Flips and recoveries seen", flips.clone());
         registry.register("recoveries", "Recoveries begun", recoveries.clone());
         registry.register("requests_finished", "Requests ended", finished.clone());
@@ -88,7 +100,12 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts an HTTP answer.
     pub fn http(&self, route: &'static str, status: u16) {
-        self.http.get_or_create(&HttpLabels { route, status: status.into() }).inc();
+        self.http
+            .get_or_create(&HttpLabels {
+                route,
+                status: status.into(),
+            })
+            .inc();
     }
 
     /// Counts a token that was not accepted.
@@ -124,8 +141,14 @@ mod tests {
         m.http("/v1/completions", 200);
         m.refused("stale-epoch");
         let page = m.page();
-        assert!(page.contains("moonlive_gateway_tokens_accepted_total 3"), "{page}");
-        assert!(page.contains("route=\"/v1/completions\",status=\"200\""), "{page}");
+        assert!(
+            page.contains("moonlive_gateway_tokens_accepted_total 3"),
+            "{page}"
+        );
+        assert!(
+            page.contains("route=\"/v1/completions\",status=\"200\""),
+            "{page}"
+        );
         assert_eq!(m.refused_total(), 1);
     }
 }

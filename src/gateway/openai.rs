@@ -1,8 +1,7 @@
-//! The OpenAI-compatible surface as data: requests read and bounded, answers and errors written.
-//! No socket here.
+//! The OpenAI-compatible surface as data: requests read and bounded, errors written. No socket here.
 
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::id::{ErrorKind, RequestId};
@@ -69,7 +68,13 @@ impl ApiError {
 
     /// Nothing serves right now.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
-        Self { status: 503, message: message.into(), class: "server_error", param: None, code }
+        Self {
+            status: 503,
+            message: message.into(),
+            class: "server_error",
+            param: None,
+            code,
+        }
     }
 
     /// Ours.
@@ -87,12 +92,15 @@ impl ApiError {
     pub fn from_kind(kind: ErrorKind, message: impl Into<String>) -> Self {
         let message = message.into();
         match kind {
-            ErrorKind::Caller | ErrorKind::Unsupported => {
-                Self { param: None, ..Self::invalid("", message) }
-            }
-            ErrorKind::Retryable => {
-                Self { status: 429, code: "overloaded", ..Self::unavailable("overloaded", message) }
-            }
+            ErrorKind::Caller | ErrorKind::Unsupported => Self {
+                param: None,
+                ..Self::invalid("", message)
+            },
+            ErrorKind::Retryable => Self {
+                status: 429,
+                code: "overloaded",
+                ..Self::unavailable("overloaded", message)
+            },
             ErrorKind::PeerLost | ErrorKind::DeviceLost { .. } => {
                 Self::unavailable("worker_lost", message)
             }
@@ -155,7 +163,10 @@ impl Content {
             Self::Parts(parts) => match parts.iter().find(|p| p.r#type != "text") {
                 Some(p) => Err(ApiError::invalid(
                     "messages",
-                    format!("a message part of type {:?} is not served: only text", p.r#type),
+                    format!(
+                        "a message part of type {:?} is not served: only text",
+                        p.r#type
+                    ),
                 )),
                 None => Ok(parts.iter().map(|p| p.text.as_str()).collect()),
             },
@@ -227,20 +238,28 @@ pub struct Ask {
 impl Ask {
     /// Reads a body. Each refusal names its parameter.
     pub fn parse(surface: Surface, body: &[u8]) -> Result<Self, ApiError> {
-        let body: Body = serde_json::from_slice(body)
-            .map_err(|e| ApiError { code: "invalid_json", ..ApiError::invalid("body", e.to_string()) })?;
+        let body: Body = serde_json::from_slice(body).map_err(|e| ApiError {
+            code: "invalid_json",
+            ..ApiError::invalid("body", e.to_string())
+        })?;
         refuse_unsupported(&body)?;
         let prompt = prompt_of(surface, &body)?;
         let request = match &body.request_id {
             None => None,
-            Some(text) => {
-                Some(text.parse().map_err(|e| ApiError::invalid("request_id", format!("{e}")))?)
-            }
+            Some(text) => Some(
+                text.parse()
+                    .map_err(|e| ApiError::invalid("request_id", format!("{e}")))?,
+            ),
         };
-        let max_tokens =
-            body.max_completion_tokens.or(body.max_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = body
+            .max_completion_tokens
+            .or(body.max_tokens)
+            .unwrap_or(DEFAULT_MAX_TOKENS);
         if max_tokens == 0 {
-            return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
+            return Err(ApiError::invalid(
+                "max_tokens",
+                "max_tokens must be at least 1",
+            ));
         }
         check_ranges(&body)?;
         let sampling = v1::Sampling {
@@ -282,12 +301,22 @@ impl Ask {
 
 fn refuse_unsupported(body: &Body) -> Result<(), ApiError> {
     if body.n.unwrap_or(1) != 1 || body.best_of.unwrap_or(1) != 1 {
-        return Err(ApiError::invalid("n", "one choice a request is served: send n requests"));
+        return Err(ApiError::invalid(
+            "n",
+            "one choice a request is served: send n requests",
+        ));
     }
     if body.echo == Some(true) {
-        return Err(ApiError::invalid("echo", "echo is not served: the client has its prompt"));
+        return Err(ApiError::invalid(
+            "echo",
+            "echo is not served: the client has its prompt",
+        ));
     }
-    if body.logprobs.as_ref().is_some_and(|v| !matches!(v, Value::Null | Value::Bool(false))) {
+    if body
+        .logprobs
+        .as_ref()
+        .is_some_and(|v| !matches!(v, Value::Null | Value::Bool(false)))
+    {
         return Err(ApiError::invalid("logprobs", "logprobs are not served"));
     }
     Ok(())
@@ -300,7 +329,9 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
             None => return Err(ApiError::invalid("prompt", "prompt is missing")),
             Some(PromptField::Text(text)) => Kind::Text(text.clone()),
             Some(PromptField::Tokens(tokens)) if !tokens.is_empty() => {
-                Kind::Tokens(v1::TokenList { tokens: tokens.clone() })
+                Kind::Tokens(v1::TokenList {
+                    tokens: tokens.clone(),
+                })
             }
             Some(PromptField::Texts(texts)) if texts.len() == 1 => Kind::Text(texts[0].clone()),
             Some(_) => {
@@ -320,7 +351,12 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
             }
             let messages = messages
                 .iter()
-                .map(|m| Ok(v1::ChatMessage { role: m.role.clone(), content: m.content.text()? }))
+                .map(|m| {
+                    Ok(v1::ChatMessage {
+                        role: m.role.clone(),
+                        content: m.content.text()?,
+                    })
+                })
                 .collect::<Result<_, ApiError>>()?;
             Kind::Chat(v1::Chat { messages })
         }
@@ -334,9 +370,10 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
 fn check_ranges(body: &Body) -> Result<(), ApiError> {
     let within = |name: &'static str, v: Option<f32>, low: f32, high: f32| match v {
         // A comparison with NaN is false, so NaN is refused too.
-        Some(v) if !(low..=high).contains(&v) => {
-            Err(ApiError::invalid(name, format!("{name} must be {low} to {high}, not {v}")))
-        }
+        Some(v) if !(low..=high).contains(&v) => Err(ApiError::invalid(
+            name,
+            format!("{name} must be {low} to {high}, not {v}"),
+        )),
         _ => Ok(()),
     };
     within("temperature", body.temperature, 0.0, 100.0)?;
@@ -356,7 +393,10 @@ fn stops_of(stop: Option<OneOrMany>) -> Result<Vec<String>, ApiError> {
     if stops.len() > MAX_STOPS.0 || stops.iter().any(|s| s.is_empty() || s.len() > MAX_STOPS.1) {
         return Err(ApiError::invalid(
             "stop",
-            format!("stop takes at most {} texts of 1 to {} bytes", MAX_STOPS.0, MAX_STOPS.1),
+            format!(
+                "stop takes at most {} texts of 1 to {} bytes",
+                MAX_STOPS.0, MAX_STOPS.1
+            ),
         ));
     }
     Ok(stops)
@@ -367,128 +407,25 @@ fn bias_of(
 ) -> Result<Vec<v1::LogitBias>, ApiError> {
     let bias = bias.unwrap_or_default();
     if bias.len() > MAX_BIAS {
-        return Err(ApiError::invalid("logit_bias", format!("at most {MAX_BIAS} entries")));
+        return Err(ApiError::invalid(
+            "logit_bias",
+            format!("at most {MAX_BIAS} entries"),
+        ));
     }
     bias.into_iter()
         .map(|(token, bias)| {
-            let token = token
-                .parse()
-                .map_err(|_| ApiError::invalid("logit_bias", format!("{token:?} is no token id")))?;
+            let token = token.parse().map_err(|_| {
+                ApiError::invalid("logit_bias", format!("{token:?} is no token id"))
+            })?;
             if !(-100.0..=100.0).contains(&bias) {
-                return Err(ApiError::invalid("logit_bias", "a bias must be -100 to 100"));
+                return Err(ApiError::invalid(
+                    "logit_bias",
+                    "a bias must be -100 to 100",
+                ));
             }
             Ok(v1::LogitBias { token, bias })
         })
         .collect()
-}
-
-/// Tokens counted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens made.
-    pub completion_tokens: u32,
-    /// Their sum.
-    pub total_tokens: u32,
-}
-
-/// Writes answers of one request.
-#[derive(Debug, Clone)]
-pub struct Writer {
-    /// Which endpoint.
-    pub surface: Surface,
-    /// The request.
-    pub request: RequestId,
-    /// Seconds since 1970, for the client's eyes only.
-    pub created: u64,
-    /// The model's name.
-    pub model: String,
-}
-
-impl Writer {
-    fn id(&self) -> String {
-        match self.surface {
-            Surface::Completion => format!("cmpl-{}", self.request),
-            Surface::Chat => format!("chatcmpl-{}", self.request),
-        }
-    }
-
-    /// One streamed token. `seq` is in the object as in the event's `id:` line, so that a client
-    /// can drop a token that is delivered twice.
-    pub fn chunk(&self, seq: u64, token: u32, text: &str) -> String {
-        let finish: Option<&str> = None;
-        let choice = match self.surface {
-            Surface::Completion => {
-                json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish })
-            }
-            Surface::Chat if seq == 1 => {
-                json!({ "index": 0, "delta": { "role": "assistant", "content": text }, "finish_reason": finish })
-            }
-            Surface::Chat => {
-                json!({ "index": 0, "delta": { "content": text }, "finish_reason": finish })
-            }
-        };
-        let object = match self.surface {
-            Surface::Completion => "text_completion",
-            Surface::Chat => "chat.completion.chunk",
-        };
-        json!({
-            "id": self.id(), "object": object, "created": self.created, "model": self.model,
-            "seq": seq, "token": token, "choices": [choice],
-        })
-        .to_string()
-    }
-
-    /// The object that ends a stream: no text, only why it ended.
-    pub fn finish_chunk(&self, finish: &str) -> String {
-        let (object, choice) = match self.surface {
-            Surface::Completion => (
-                "text_completion",
-                json!({ "index": 0, "text": "", "logprobs": null, "finish_reason": finish }),
-            ),
-            Surface::Chat => (
-                "chat.completion.chunk",
-                json!({ "index": 0, "delta": {}, "finish_reason": finish }),
-            ),
-        };
-        json!({
-            "id": self.id(), "object": object, "created": self.created, "model": self.model,
-            "choices": [choice],
-        })
-        .to_string()
-    }
-
-    /// The usage object that ends a stream where the client asked for it.
-    pub fn usage_chunk(&self, usage: Usage) -> String {
-        let object = match self.surface {
-            Surface::Completion => "text_completion",
-            Surface::Chat => "chat.completion.chunk",
-        };
-        json!({
-            "id": self.id(), "object": object, "created": self.created, "model": self.model,
-            "choices": [], "usage": usage,
-        })
-        .to_string()
-    }
-
-    /// The whole answer of a request that does not stream.
-    pub fn whole(&self, text: &str, finish: &str, usage: Usage) -> Value {
-        let (object, choice) = match self.surface {
-            Surface::Completion => (
-                "text_completion",
-                json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish }),
-            ),
-            Surface::Chat => (
-                "chat.completion",
-                json!({ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": finish }),
-            ),
-        };
-        json!({
-            "id": self.id(), "object": object, "created": self.created, "model": self.model,
-            "choices": [choice], "usage": usage,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -515,9 +452,18 @@ mod tests {
         assert_eq!(base("stop", json!([""])), "stop");
         assert_eq!(base("logit_bias", json!({ "x": 1.0 })), "logit_bias");
         assert_eq!(base("request_id", json!("12")), "request_id");
-        assert_eq!(base("response_format", json!({ "type": "xml" })), "response_format");
-        assert_eq!(ask(Surface::Chat, json!({})).unwrap_err().param, Some("messages"));
-        assert_eq!(Ask::parse(Surface::Chat, b"{").unwrap_err().code, "invalid_json");
+        assert_eq!(
+            base("response_format", json!({ "type": "xml" })),
+            "response_format"
+        );
+        assert_eq!(
+            ask(Surface::Chat, json!({})).unwrap_err().param,
+            Some("messages")
+        );
+        assert_eq!(
+            Ask::parse(Surface::Chat, b"{").unwrap_err().code,
+            "invalid_json"
+        );
     }
 
     #[test]
@@ -538,21 +484,5 @@ mod tests {
         .unwrap();
         assert_eq!(c.sampling.max_tokens, 5);
         assert!(matches!(c.prompt.kind, Some(v1::prompt::Kind::Chat(_))));
-    }
-
-    #[test]
-    fn each_streamed_object_carries_its_sequence_number() {
-        let w = Writer {
-            surface: Surface::Chat,
-            request: RequestId([1; 16]),
-            created: 1,
-            model: "m".into(),
-        };
-        let v: Value = serde_json::from_str(&w.chunk(9, 5, "x")).unwrap();
-        assert_eq!(v["seq"], 9);
-        assert_eq!(v["choices"][0]["delta"]["content"], "x");
-        assert_eq!(v["choices"][0]["finish_reason"], Value::Null);
-        let v: Value = serde_json::from_str(&w.finish_chunk("stop")).unwrap();
-        assert_eq!(v["choices"][0]["finish_reason"], "stop");
     }
 }

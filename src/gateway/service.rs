@@ -42,7 +42,12 @@ impl gateway_server::Gateway for Service {
         Ok(Response::new(v1::GatewayStatus {
             http: self.http.clone(),
             store: self.store.clone(),
-            workers: core.workers.all().into_iter().map(v1::WorkerEntry::from).collect(),
+            workers: core
+                .workers
+                .all()
+                .into_iter()
+                .map(v1::WorkerEntry::from)
+                .collect(),
             requests_active: u32::try_from(core.hub.active()).unwrap_or(u32::MAX),
             requests_finished: m.finished.get(),
             tokens_accepted: m.accepted.get(),
@@ -74,7 +79,9 @@ impl gateway_server::Gateway for Service {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let events = tokio_stream::wrappers::BroadcastStream::new(self.core.events.subscribe());
         // A watcher that fell behind misses events; it is not cut off for it.
-        Ok(Response::new(Box::pin(events.filter_map(|e| e.ok().map(Ok)))))
+        Ok(Response::new(Box::pin(
+            events.filter_map(|e| e.ok().map(Ok)),
+        )))
     }
 }
 

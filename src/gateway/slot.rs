@@ -58,7 +58,13 @@ pub(super) struct State {
 
 impl Slot {
     /// A request with its machine.
-    pub fn new(live: Arc<Live>, submit: v1::SubmitRequest, acceptor: Acceptor, tokens: Vec<Emission>, checkpoint: Option<Checkpoint>) -> Self {
+    pub fn new(
+        live: Arc<Live>,
+        submit: v1::SubmitRequest,
+        acceptor: Acceptor,
+        tokens: Vec<Emission>,
+        checkpoint: Option<Checkpoint>,
+    ) -> Self {
         let state = State {
             acceptor,
             payloads: Payloads::default(),
@@ -68,7 +74,12 @@ impl Slot {
             closed: false,
             recovered: None,
         };
-        Self { request: live.request, live, submit, state: Mutex::new(state) }
+        Self {
+            request: live.request,
+            live,
+            submit,
+            state: Mutex::new(state),
+        }
     }
 }
 
@@ -87,8 +98,16 @@ impl Hands<Acceptor> for AcceptorHands<'_> {
     fn perform(&mut self, work: Do) -> Option<Done> {
         let (core, request) = (self.core, self.slot.request);
         match work {
-            Do::Append { op, owner_epoch, tokens } => self.append(owner_epoch, tokens).map(|through| Done::Appended { op, through }),
-            Do::RaiseFloor { op, floor, owner } => self.raise_floor(floor, &owner).then_some(Done::FloorRaised { op }),
+            Do::Append {
+                op,
+                owner_epoch,
+                tokens,
+            } => self
+                .append(owner_epoch, tokens)
+                .map(|through| Done::Appended { op, through }),
+            Do::RaiseFloor { op, floor, owner } => self
+                .raise_floor(floor, &owner)
+                .then_some(Done::FloorRaised { op }),
             Do::Deliver { through } => {
                 self.deliver(through);
                 None
@@ -101,7 +120,11 @@ impl Hands<Acceptor> for AcceptorHands<'_> {
             Do::Alarm { seq, from } => {
                 core.metrics.alarms.inc();
                 tracing::error!(%request, seq, %from, "two tokens claim one number: the stream is stopped");
-                core.tell(request, "alarm", format!("token {seq} came twice, unequal, from {from}"));
+                core.tell(
+                    request,
+                    "alarm",
+                    format!("token {seq} came twice, unequal, from {from}"),
+                );
                 self.slot.live.end(End::Failed);
                 None
             }
@@ -175,9 +198,20 @@ impl AcceptorHands<'_> {
     fn deliver(&mut self, through: u64) {
         let live = &self.slot.live;
         for seq in live.accepted() + 1..=through {
-            let Some(t) = usize::try_from(seq - 1).ok().and_then(|i| self.tokens.get(i)) else { return };
+            let Some(t) = usize::try_from(seq - 1)
+                .ok()
+                .and_then(|i| self.tokens.get(i))
+            else {
+                return;
+            };
             let text = String::from_utf8_lossy(&t.text).into_owned();
-            if !live.append(seq, Accepted { token: t.token, text }) {
+            if !live.append(
+                seq,
+                Accepted {
+                    token: t.token,
+                    text,
+                },
+            ) {
                 return;
             }
             if let Some(finish) = t.finish {
@@ -194,10 +228,17 @@ impl AcceptorHands<'_> {
             StoreReply::Value(v) => v.record.migration_epoch.next(),
             _ => MigrationEpoch(1),
         };
-        let through = usize::try_from(through).unwrap_or(usize::MAX).min(self.tokens.len());
+        let through = usize::try_from(through)
+            .unwrap_or(usize::MAX)
+            .min(self.tokens.len());
         let tokens = self.tokens[..through].to_vec();
         let usable = |c: &&Checkpoint| c.seal <= through as u64;
         let checkpoint = self.checkpoint.as_ref().filter(usable).cloned();
-        Image { submit: self.slot.submit.clone(), epoch, checkpoint, tokens }
+        Image {
+            submit: self.slot.submit.clone(),
+            epoch,
+            checkpoint,
+            tokens,
+        }
     }
 }

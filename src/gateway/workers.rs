@@ -40,7 +40,12 @@ pub struct Workers {
 impl Workers {
     /// A worker's link came up.
     pub fn joined(&self, worker: WorkerRef, rpc: Endpoint) {
-        let requests = self.owners.lock().values().filter(|w| **w == worker).count();
+        let requests = self
+            .owners
+            .lock()
+            .values()
+            .filter(|w| **w == worker)
+            .count();
         self.table.lock().entry(worker.clone()).or_insert(Entry {
             worker,
             rpc,
@@ -65,7 +70,11 @@ impl Workers {
     /// Requests owned by a worker.
     pub fn owned_by(&self, worker: &WorkerRef) -> Vec<RequestId> {
         let owners = self.owners.lock();
-        owners.iter().filter(|(_, w)| *w == worker).map(|(r, _)| *r).collect()
+        owners
+            .iter()
+            .filter(|(_, w)| *w == worker)
+            .map(|(r, _)| *r)
+            .collect()
     }
 
     /// Notes who owns a request; returns who did.
@@ -108,7 +117,10 @@ impl Workers {
                 && model.is_none_or(|m| m == e.model)
         };
         // By name among equals, so that placement does not depend on a hash map's order.
-        let best = table.values().filter(fits).min_by_key(|e| (e.requests, &e.worker.id));
+        let best = table
+            .values()
+            .filter(fits)
+            .min_by_key(|e| (e.requests, &e.worker.id));
         best.map(|e| e.worker.clone())
     }
 
@@ -128,8 +140,13 @@ impl Workers {
 
     /// Names of the models served, each once.
     pub fn models(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            self.table.lock().values().map(|e| e.model.clone()).filter(|m| !m.is_empty()).collect();
+        let mut names: Vec<String> = self
+            .table
+            .lock()
+            .values()
+            .map(|e| e.model.clone())
+            .filter(|m| !m.is_empty())
+            .collect();
         names.sort();
         names.dedup();
         names
@@ -149,7 +166,9 @@ impl Workers {
     ) -> Result<Option<WorkerClient<Channel>>, DialError> {
         let (rpc, cached) = {
             let table = self.table.lock();
-            let Some(e) = table.get(worker) else { return Ok(None) };
+            let Some(e) = table.get(worker) else {
+                return Ok(None);
+            };
             (e.rpc.clone(), e.channel.clone())
         };
         let channel = match cached {
@@ -192,7 +211,10 @@ mod tests {
     use crate::id::{Incarnation, WorkerId};
 
     fn worker(id: &str, incarnation: u64) -> WorkerRef {
-        WorkerRef { id: WorkerId::new(id).unwrap(), incarnation: Incarnation(incarnation) }
+        WorkerRef {
+            id: WorkerId::new(id).unwrap(),
+            incarnation: Incarnation(incarnation),
+        }
     }
 
     fn table() -> Workers {

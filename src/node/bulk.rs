@@ -54,7 +54,9 @@ impl Granted {
         let mut r = Reader::new(bytes);
         let text = r.bytes(512, "grant.endpoint")?;
         let text = std::str::from_utf8(text).map_err(|_| DecodeError::Range("grant.endpoint"))?;
-        let endpoint = text.parse().map_err(|_| DecodeError::Range("grant.endpoint"))?;
+        let endpoint = text
+            .parse()
+            .map_err(|_| DecodeError::Range("grant.endpoint"))?;
         let region = RemoteRegion::decode(r.bytes(128, "grant.region")?)
             .map_err(|_| DecodeError::Range("grant.region"))?;
         r.end()?;
@@ -86,7 +88,10 @@ pub struct Bulk {
 impl Bulk {
     /// Over these paths.
     pub fn new(paths: Vec<Arc<dyn Transport>>) -> Self {
-        Self { paths, idle: Mutex::default() }
+        Self {
+            paths,
+            idle: Mutex::default(),
+        }
     }
 
     /// Names of the paths there are.
@@ -114,7 +119,11 @@ impl Bulk {
         let mut w = Writer::default();
         w.bytes(transport.endpoint().to_string().as_bytes());
         w.bytes(&region.encode());
-        Ok(Grant { path, key: region.key, bytes: w.0 })
+        Ok(Grant {
+            path,
+            key: region.key,
+            bytes: w.0,
+        })
     }
 
     /// Opens further blocks under a grant.
@@ -145,16 +154,33 @@ impl Bulk {
             Err(error) => {
                 // Nobody listens there: this source will not come back under this grant.
                 let outcome = Pulled::Lost;
-                return PullReport { outcome, bytes: 0, path: None, error: Some(error), lease: Some(lease) };
+                return PullReport {
+                    outcome,
+                    bytes: 0,
+                    path: None,
+                    error: Some(error),
+                    lease: Some(lease),
+                };
             }
         };
-        let transfer = Transfer { local: Local::GetInto(lease), remote: from.region, spans, deadline };
+        let transfer = Transfer {
+            local: Local::GetInto(lease),
+            remote: from.region,
+            spans,
+            deadline,
+        };
         let id = match link.submit(transfer) {
             Ok(id) => id,
             Err(rejected) => {
                 let outcome = outcome_of(&rejected.error);
                 let lease = lease_of(Some(rejected.transfer.local));
-                return PullReport { outcome, bytes: 0, path: None, error: Some(rejected.error), lease };
+                return PullReport {
+                    outcome,
+                    bytes: 0,
+                    path: None,
+                    error: Some(rejected.error),
+                    lease,
+                };
             }
         };
         let mut slot = [Completion::empty()];
@@ -170,7 +196,10 @@ impl Bulk {
         }
         let [done] = slot;
         let report = PullReport {
-            outcome: done.outcome.as_ref().map_or_else(outcome_of, |()| Pulled::Landed),
+            outcome: done
+                .outcome
+                .as_ref()
+                .map_or_else(outcome_of, |()| Pulled::Landed),
             bytes: done.bytes,
             path: Some(done.path),
             error: done.outcome.err(),
@@ -196,7 +225,11 @@ impl Bulk {
     /// Connects to a source ahead of the first pull, so that STREAM starts warm.
     pub fn warm(&self, path: Path, to: &Endpoint) -> Result<(), TransportError> {
         let link = self.link(path, to)?;
-        self.idle.lock().entry(to.to_string()).or_default().push(link);
+        self.idle
+            .lock()
+            .entry(to.to_string())
+            .or_default()
+            .push(link);
         Ok(())
     }
 }

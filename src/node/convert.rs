@@ -19,7 +19,10 @@ pub struct BadField {
 }
 
 fn bad(field: &'static str, why: impl ToString) -> BadField {
-    BadField { field, why: why.to_string() }
+    BadField {
+        field,
+        why: why.to_string(),
+    }
 }
 
 /// Reads a request's name.
@@ -30,27 +33,44 @@ pub fn request_id(text: &str) -> Result<RequestId, BadField> {
 /// Reads one life of a worker.
 pub fn worker_ref(w: &v1::WorkerRef) -> Result<WorkerRef, BadField> {
     let id = WorkerId::new(w.id.clone()).map_err(|e| bad("worker", e))?;
-    Ok(WorkerRef { id, incarnation: Incarnation(w.incarnation) })
+    Ok(WorkerRef {
+        id,
+        incarnation: Incarnation(w.incarnation),
+    })
 }
 
 /// Writes one life of a worker.
 pub fn worker_msg(w: &WorkerRef) -> v1::WorkerRef {
-    v1::WorkerRef { id: w.id.as_str().to_owned(), incarnation: w.incarnation.0 }
+    v1::WorkerRef {
+        id: w.id.as_str().to_owned(),
+        incarnation: w.incarnation.0,
+    }
 }
 
 fn prompt_of(prompt: Option<v1::Prompt>) -> Result<Prompt, BadField> {
     use v1::prompt::Kind;
-    Ok(match prompt.and_then(|p| p.kind).ok_or_else(|| bad("prompt", "missing"))? {
-        Kind::Text(text) => Prompt::Text(text),
-        Kind::Tokens(list) => Prompt::Tokens(list.tokens),
-        Kind::Seeded(s) => Prompt::SeededKv { tokens: s.tokens, seed: s.seed },
-        Kind::Chat(chat) => Prompt::Chat(
-            chat.messages
-                .into_iter()
-                .map(|m| ChatMessage { role: m.role, content: m.content })
-                .collect(),
-        ),
-    })
+    Ok(
+        match prompt
+            .and_then(|p| p.kind)
+            .ok_or_else(|| bad("prompt", "missing"))?
+        {
+            Kind::Text(text) => Prompt::Text(text),
+            Kind::Tokens(list) => Prompt::Tokens(list.tokens),
+            Kind::Seeded(s) => Prompt::SeededKv {
+                tokens: s.tokens,
+                seed: s.seed,
+            },
+            Kind::Chat(chat) => Prompt::Chat(
+                chat.messages
+                    .into_iter()
+                    .map(|m| ChatMessage {
+                        role: m.role,
+                        content: m.content,
+                    })
+                    .collect(),
+            ),
+        },
+    )
 }
 
 /// The engine's spec of a submitted request.
@@ -69,7 +89,11 @@ pub fn generate_spec(submit: v1::SubmitRequest) -> Result<GenerateSpec, BadField
         presence_penalty: s.presence_penalty.unwrap_or(default.presence_penalty),
         frequency_penalty: s.frequency_penalty.unwrap_or(default.frequency_penalty),
         seed: s.seed,
-        logit_bias: s.logit_bias.iter().map(|b| (b.token, b.bias)).collect::<BTreeMap<_, _>>(),
+        logit_bias: s
+            .logit_bias
+            .iter()
+            .map(|b| (b.token, b.bias))
+            .collect::<BTreeMap<_, _>>(),
         ..default
     };
     spec.stop = StopParams {
@@ -99,8 +123,14 @@ mod tests {
         v1::SubmitRequest {
             request: RequestId([7; 16]).to_string(),
             owner_epoch: 3,
-            prompt: Some(v1::Prompt { kind: Some(v1::prompt::Kind::Text("hi".into())) }),
-            sampling: Some(v1::Sampling { max_tokens: 9, top_k: Some(4), ..Default::default() }),
+            prompt: Some(v1::Prompt {
+                kind: Some(v1::prompt::Kind::Text("hi".into())),
+            }),
+            sampling: Some(v1::Sampling {
+                max_tokens: 9,
+                top_k: Some(4),
+                ..Default::default()
+            }),
         }
     }
 

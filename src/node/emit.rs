@@ -89,7 +89,12 @@ impl TokenSink for Emitter {
             text: event.text.into_bytes(),
             finish,
         };
-        self.push(event.request, event.owner_epoch, [emission], event.step_done_ns);
+        self.push(
+            event.request,
+            event.owner_epoch,
+            [emission],
+            event.step_done_ns,
+        );
     }
 
     fn closed(&self, request: RequestId, reason: CloseReason) {
@@ -101,7 +106,9 @@ impl TokenSink for Emitter {
                 state.streams.remove(&request).map(|s| s.epoch)
             }
         };
-        state.closed.push_back((request, epoch.unwrap_or_default(), reason));
+        state
+            .closed
+            .push_back((request, epoch.unwrap_or_default(), reason));
         drop(state);
         self.inner.wake.notify_one();
     }
@@ -117,7 +124,10 @@ impl Emitter {
             }
         };
         let thread = std::thread::Builder::new().name("emit".into()).spawn(run)?;
-        Ok(Sending { inner: Arc::clone(&self.inner), thread: Some(thread) })
+        Ok(Sending {
+            inner: Arc::clone(&self.inner),
+            thread: Some(thread),
+        })
     }
 
     /// Appends tokens under `epoch`. A lower epoch than the stream's is dropped: its right ended.
@@ -151,7 +161,9 @@ impl Emitter {
         }
         stream.last_step_ns = stream.last_step_ns.max(step_done_ns);
         let acked = stream.acked;
-        stream.unacked.extend(tokens.into_iter().filter(|t| t.seq > acked));
+        stream
+            .unacked
+            .extend(tokens.into_iter().filter(|t| t.seq > acked));
         if !stream.queued && !stream.unacked.is_empty() {
             stream.queued = true;
             ready.push_back(request);
@@ -162,7 +174,9 @@ impl Emitter {
     /// The gateway has journaled through here.
     pub fn acked(&self, request: RequestId, through: u64) {
         let mut state = self.inner.state.lock();
-        let Some(stream) = state.streams.get_mut(&request) else { return };
+        let Some(stream) = state.streams.get_mut(&request) else {
+            return;
+        };
         stream.acked = stream.acked.max(through);
         while stream.unacked.front().is_some_and(|t| t.seq <= through) {
             let last = stream.unacked.pop_front();
@@ -176,7 +190,9 @@ impl Emitter {
     /// Tokens numbered `from..=through` that are not known to be journaled.
     pub fn unacked(&self, request: RequestId, from: u64, through: u64) -> Vec<Emission> {
         let state = self.inner.state.lock();
-        let Some(stream) = state.streams.get(&request) else { return Vec::new() };
+        let Some(stream) = state.streams.get(&request) else {
+            return Vec::new();
+        };
         let wanted = |t: &&Emission| (from..=through).contains(&t.seq);
         stream.unacked.iter().filter(wanted).cloned().collect()
     }
@@ -192,7 +208,12 @@ impl Emitter {
 
     /// When the last step that made a token of this request was done.
     pub fn last_step_ns(&self, request: RequestId) -> u64 {
-        self.inner.state.lock().streams.get(&request).map_or(0, |s| s.last_step_ns)
+        self.inner
+            .state
+            .lock()
+            .streams
+            .get(&request)
+            .map_or(0, |s| s.last_step_ns)
     }
 
     /// The right to append ended here, or the request is gone: nothing of it is sent any more.
@@ -217,7 +238,13 @@ impl Emitter {
 
     /// Tokens not known to be journaled, over all requests.
     pub fn pending(&self) -> usize {
-        self.inner.state.lock().streams.values().map(|s| s.unacked.len()).sum()
+        self.inner
+            .state
+            .lock()
+            .streams
+            .values()
+            .map(|s| s.unacked.len())
+            .sum()
     }
 
     /// Waits until all tokens are journaled, at most until `deadline`.
@@ -242,7 +269,9 @@ impl Inner {
         let mut state = self.state.lock();
         loop {
             if let Some(request) = state.ready.pop_front() {
-                let Some(stream) = state.streams.get_mut(&request) else { continue };
+                let Some(stream) = state.streams.get_mut(&request) else {
+                    continue;
+                };
                 stream.queued = false;
                 let unsent = stream.unacked.iter().filter(|t| t.seq > stream.sent);
                 let tokens: Vec<Emission> = unsent.take(BATCH).cloned().collect();
@@ -315,7 +344,9 @@ mod tests {
             if !self.up.load(std::sync::atomic::Ordering::SeqCst) {
                 return false;
             }
-            self.got.lock().extend(tokens.iter().map(|t| (epoch.0, t.seq)));
+            self.got
+                .lock()
+                .extend(tokens.iter().map(|t| (epoch.0, t.seq)));
             true
         }
         fn closed(&self, _: RequestId, _: OwnerEpoch, _: CloseReason) {}
@@ -324,7 +355,12 @@ mod tests {
     const R: RequestId = RequestId([3; 16]);
 
     fn token(seq: u64) -> Emission {
-        Emission { seq, token: seq as u32, text: Vec::new(), finish: None }
+        Emission {
+            seq,
+            token: seq as u32,
+            text: Vec::new(),
+            finish: None,
+        }
     }
 
     fn wait_for(sink: &Sink, n: usize) -> Vec<(u64, u64)> {
@@ -343,7 +379,10 @@ mod tests {
             emitter.push(R, OwnerEpoch(1), [token(seq)], 0);
         }
         sink.up.store(true, std::sync::atomic::Ordering::SeqCst);
-        assert_eq!(wait_for(&sink, 600), (1..=600).map(|s| (1, s)).collect::<Vec<_>>());
+        assert_eq!(
+            wait_for(&sink, 600),
+            (1..=600).map(|s| (1, s)).collect::<Vec<_>>()
+        );
         assert_eq!(emitter.pending(), 600);
         emitter.acked(R, 599);
         assert_eq!(emitter.unacked(R, 1, 999), vec![token(600)]);

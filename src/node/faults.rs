@@ -137,8 +137,14 @@ impl FromStr for Plan {
         let (name, rest) = s.split_once('@').ok_or_else(bad)?;
         let (step, seed) = rest.split_once(':').ok_or_else(bad)?;
         Ok(Self {
-            fault: Fault::ALL.into_iter().find(|f| f.name() == name).ok_or_else(bad)?,
-            step: Step::ALL.into_iter().find(|s| step_name(*s) == step).ok_or_else(bad)?,
+            fault: Fault::ALL
+                .into_iter()
+                .find(|f| f.name() == name)
+                .ok_or_else(bad)?,
+            step: Step::ALL
+                .into_iter()
+                .find(|s| step_name(*s) == step)
+                .ok_or_else(bad)?,
             seed: seed.parse().map_err(|_| bad())?,
         })
     }
@@ -146,7 +152,13 @@ impl FromStr for Plan {
 
 impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}@{}:{}", self.fault.name(), step_name(self.step), self.seed)
+        write!(
+            f,
+            "{}@{}:{}",
+            self.fault.name(),
+            step_name(self.step),
+            self.seed
+        )
     }
 }
 
@@ -163,7 +175,12 @@ impl Faults {
     /// Of daemon `who`; `dir` is where it writes what fired.
     pub fn new(plan: Option<Plan>, who: String, dir: &std::path::Path) -> Self {
         let log = plan.is_some().then(|| dir.join(FIRED_FILE));
-        Self { plan, fired: AtomicBool::new(false), who, log }
+        Self {
+            plan,
+            fired: AtomicBool::new(false),
+            who,
+            log,
+        }
     }
 
     /// Whether this is the moment of `fault`; `Some(seed)` once, and it is written down.
@@ -182,7 +199,11 @@ impl Faults {
     }
 
     fn write(&self, plan: Plan) {
-        tracing::warn!(fault = plan.fault.name(), at = step_name(plan.step), "injected fault fires");
+        tracing::warn!(
+            fault = plan.fault.name(),
+            at = step_name(plan.step),
+            "injected fault fires"
+        );
         let Some(log) = &self.log else { return };
         let line = serde_json::json!({
             "fault": plan.fault.name(), "by": self.who, "at_step": step_name(plan.step),
@@ -236,7 +257,11 @@ mod tests {
     fn a_plan_survives_text_and_every_fault_has_a_step() {
         for fault in Fault::ALL {
             for step in fault.steps() {
-                let plan = Plan { fault, step: *step, seed: 9 };
+                let plan = Plan {
+                    fault,
+                    step: *step,
+                    seed: 9,
+                };
                 assert_eq!(plan.to_string().parse(), Ok(plan));
             }
         }
@@ -254,7 +279,10 @@ mod tests {
         assert_eq!(faults.due(Fault::CorruptControl, Step::ImportTail), None);
         let log = std::fs::read_to_string(dir.path().join(FIRED_FILE)).unwrap();
         let v: serde_json::Value = serde_json::from_str(log.trim()).unwrap();
-        assert_eq!((v["by"].as_str(), v["at_step"].as_str()), (Some("w1"), Some("IMPORT-TAIL")));
+        assert_eq!(
+            (v["by"].as_str(), v["at_step"].as_str()),
+            (Some("w1"), Some("IMPORT-TAIL"))
+        );
     }
 
     #[test]

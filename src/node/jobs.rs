@@ -29,7 +29,10 @@ impl Jobs {
             let thread = std::thread::Builder::new().name(format!("{name}-{i}"));
             threads.push(thread.spawn(move || work(&recv))?);
         }
-        Ok(Self { send: Mutex::new(Some(send)), threads: Mutex::new(threads) })
+        Ok(Self {
+            send: Mutex::new(Some(send)),
+            threads: Mutex::new(threads),
+        })
     }
 
     /// Queues a job; `false` once stopped, and the job is dropped.
@@ -44,7 +47,12 @@ impl Jobs {
     pub fn stop(&self) {
         drop(self.send.lock().take());
         let me = std::thread::current().id();
-        for thread in self.threads.lock().drain(..).filter(|t| t.thread().id() != me) {
+        for thread in self
+            .threads
+            .lock()
+            .drain(..)
+            .filter(|t| t.thread().id() != me)
+        {
             let _ = thread.join();
         }
     }

@@ -13,8 +13,7 @@ use crate::engine::adapter::{
 use crate::mem::{ReadLease, WriteLease};
 use crate::migrate::msg::PageClaim;
 use crate::page::{
-    Axis, BlockLayout, GroupGeometry, LayoutSpec, ObjectSetHeader, PageError, PageSpan,
-    Resident,
+    Axis, BlockLayout, GroupGeometry, LayoutSpec, ObjectSetHeader, PageError, PageSpan, Resident,
     ResidentMut, Scales, Shard, TokenView, copy_runs, plan_copy,
 };
 
@@ -143,7 +142,9 @@ fn page_range(from: u64, to: u64) -> Result<Range<u32>, KvError> {
 pub fn claims(header: &ObjectSetHeader, pages: &PageDigests) -> Vec<PageClaim> {
     let mut by_page: BTreeMap<u32, (u16, Vec<PageDigest>)> = BTreeMap::new();
     for (row, _) in pages.iter() {
-        let slot = by_page.entry(row.page).or_insert((row.valid_tokens, Vec::new()));
+        let slot = by_page
+            .entry(row.page)
+            .or_insert((row.valid_tokens, Vec::new()));
         slot.0 = slot.0.min(row.valid_tokens);
         slot.1.push(row.digest);
     }
@@ -181,7 +182,11 @@ impl SetRun {
     /// Of no pages.
     pub fn new(digester: Arc<Digester>) -> Result<Self, KvError> {
         let hasher = digester.set_hasher(&[])?;
-        Ok(Self { digester, hasher, early: BTreeMap::new() })
+        Ok(Self {
+            digester,
+            hasher,
+            early: BTreeMap::new(),
+        })
     }
 
     fn page_tokens(&self) -> u16 {
@@ -196,12 +201,24 @@ impl SetRun {
                 self.early.insert((row.group, row.page), row.digest);
             }
         }
-        let groups: Vec<u16> = self.digester.header().groups.iter().map(|g| g.group).collect();
+        let groups: Vec<u16> = self
+            .digester
+            .header()
+            .groups
+            .iter()
+            .map(|g| g.group)
+            .collect();
         for group in groups {
             loop {
                 let page = self.hasher.next_page(group)?;
-                let Some(digest) = self.early.remove(&(group, page)) else { break };
-                let span = PageSpan { page, from: 0, to: page_tokens };
+                let Some(digest) = self.early.remove(&(group, page)) else {
+                    break;
+                };
+                let span = PageSpan {
+                    page,
+                    from: 0,
+                    to: page_tokens,
+                };
                 self.hasher.push_sealed(group, span, &digest)?;
             }
         }
@@ -289,7 +306,14 @@ pub fn gather(
         let (base, len) = packed_bytes(&layout, &tokens);
         let at = out.len();
         out.resize(at + len, 0);
-        copy_runs(&runs, &Leased(&lease), &mut PartMut { base, bytes: &mut out[at..] })?;
+        copy_runs(
+            &runs,
+            &Leased(&lease),
+            &mut PartMut {
+                base,
+                bytes: &mut out[at..],
+            },
+        )?;
     }
     Ok(())
 }
@@ -306,9 +330,13 @@ pub fn land(
 ) -> Result<(), KvError> {
     let all = bytes_from..tokens.end;
     let per_token = header.token_bytes();
-    let want = usize::try_from((all.end - all.start) * per_token).map_err(|_| PageError::Overflow)?;
+    let want =
+        usize::try_from((all.end - all.start) * per_token).map_err(|_| PageError::Overflow)?;
     if bytes.len() != want {
-        return Err(KvError::Length { got: bytes.len(), want });
+        return Err(KvError::Length {
+            got: bytes.len(),
+            want,
+        });
     }
     if tokens.is_empty() {
         return Ok(());
@@ -324,7 +352,10 @@ pub fn land(
         runs.clear();
         plan_copy(&src, &dst, tokens.clone(), &mut runs)?;
         let mut lease = engine.stage_write(stage, group.group, tokens.clone())?;
-        let part = Part { base, bytes: &bytes[at..at + len] };
+        let part = Part {
+            base,
+            bytes: &bytes[at..at + len],
+        };
         copy_runs(&runs, &part, &mut LeasedMut(&mut lease))?;
         at += len;
     }

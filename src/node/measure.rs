@@ -101,14 +101,22 @@ impl Measures {
 
     /// Adds to a count.
     pub fn add(&self, request: RequestId, epoch: MigrationEpoch, name: &'static str, by: u64) {
-        self.with(request, epoch, |a| match a.counts.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, v)) => *v += by,
-            None => a.counts.push((name, by)),
+        self.with(request, epoch, |a| {
+            match a.counts.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, v)) => *v += by,
+                None => a.counts.push((name, by)),
+            }
         });
     }
 
     /// Notes that an injected fault fired.
-    pub fn fired(&self, request: RequestId, epoch: MigrationEpoch, fault: &'static str, at: String) {
+    pub fn fired(
+        &self,
+        request: RequestId,
+        epoch: MigrationEpoch,
+        fault: &'static str,
+        at: String,
+    ) {
         self.with(request, epoch, |a| a.fired.push((fault, at)));
     }
 
@@ -120,11 +128,21 @@ impl Measures {
     /// What is known of an attempt.
     pub fn reply(&self, request: RequestId, epoch: MigrationEpoch) -> v1::MeasuredReply {
         let attempt = self.inner.lock().attempts.get(&(request, epoch)).cloned();
-        let Some(a) = attempt else { return v1::MeasuredReply::default() };
-        let instant = |(name, at_ns): (&str, u64)| v1::Instant { name: name.to_owned(), at_ns };
-        let count = |(name, value): (&str, u64)| v1::Count { name: name.to_owned(), value };
-        let fired =
-            |(fault, at_step): (&str, String)| v1::Fired { fault: fault.to_owned(), at_step };
+        let Some(a) = attempt else {
+            return v1::MeasuredReply::default();
+        };
+        let instant = |(name, at_ns): (&str, u64)| v1::Instant {
+            name: name.to_owned(),
+            at_ns,
+        };
+        let count = |(name, value): (&str, u64)| v1::Count {
+            name: name.to_owned(),
+            value,
+        };
+        let fired = |(fault, at_step): (&str, String)| v1::Fired {
+            fault: fault.to_owned(),
+            at_step,
+        };
         v1::MeasuredReply {
             known: true,
             instants: a.instants.into_iter().map(instant).collect(),

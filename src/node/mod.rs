@@ -3,8 +3,8 @@
 pub mod bulk;
 pub mod cause;
 pub mod convert;
-pub mod emit;
 pub mod coordinator;
+pub mod emit;
 pub mod faults;
 pub mod jobs;
 pub mod kv;

@@ -26,7 +26,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { path: Path::Tcp, verify_full: false, max_bytes_per_s: 0 }
+        Self {
+            path: Path::Tcp,
+            verify_full: false,
+            max_bytes_per_s: 0,
+        }
     }
 }
 
@@ -84,7 +88,11 @@ mod tests {
     #[test]
     fn options_survive_their_bytes() {
         for path in PATHS {
-            let o = Options { path, verify_full: true, max_bytes_per_s: 7 };
+            let o = Options {
+                path,
+                verify_full: true,
+                max_bytes_per_s: 7,
+            };
             assert_eq!(Options::decode(&o.encode()), Ok(o));
             assert_eq!(path_from(path.name()), Some(path));
         }

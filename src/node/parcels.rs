@@ -30,7 +30,10 @@ fn put_words(w: &mut Writer, words: &[u32]) {
 fn get_words(r: &mut Reader<'_>, max: usize, what: &'static str) -> Result<Vec<u32>, DecodeError> {
     let n = r.count(max, 4, what)?;
     let raw = r.raw(n * 4, what)?;
-    Ok(raw.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+    Ok(raw
+        .chunks_exact(4)
+        .map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]))
+        .collect())
 }
 
 impl OfferParcel {
@@ -55,15 +58,25 @@ impl OfferParcel {
         let n = r.count(MAX_GROUPS, 6, "offer.tables")?;
         let mut tables = Vec::with_capacity(n);
         for _ in 0..n {
-            tables.push((r.u16("offer.group")?, get_words(&mut r, MAX_BLOCKS, "offer.table")?));
+            tables.push((
+                r.u16("offer.group")?,
+                get_words(&mut r, MAX_BLOCKS, "offer.table")?,
+            ));
         }
         r.end()?;
-        Ok(Self { from, tokens, tables })
+        Ok(Self {
+            from,
+            tokens,
+            tables,
+        })
     }
 
     /// The table of a group.
     pub fn table(&self, group: u16) -> Option<&[u32]> {
-        self.tables.iter().find(|(g, _)| *g == group).map(|(_, t)| t.as_slice())
+        self.tables
+            .iter()
+            .find(|(g, _)| *g == group)
+            .map(|(_, t)| t.as_slice())
     }
 }
 
@@ -84,7 +97,9 @@ pub struct PushParcel {
 impl PushParcel {
     /// The section's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut w = Writer(Vec::with_capacity(32 + self.tokens.len() * 4 + self.control.len()));
+        let mut w = Writer(Vec::with_capacity(
+            32 + self.tokens.len() * 4 + self.control.len(),
+        ));
         w.u64(self.tokens_from);
         put_words(&mut w, &self.tokens);
         w.u64(self.owner_epoch.0);
@@ -101,7 +116,15 @@ impl PushParcel {
         let control = r.bytes(MAX_CONTROL, "push.control")?.to_vec();
         let left = r.left();
         let tail = r.raw(left, "push.tail")?;
-        Ok((Self { tokens_from, tokens, owner_epoch, control }, tail))
+        Ok((
+            Self {
+                tokens_from,
+                tokens,
+                owner_epoch,
+                control,
+            },
+            tail,
+        ))
     }
 }
 

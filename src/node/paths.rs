@@ -56,14 +56,24 @@ pub fn open(
     faults: &Arc<Faults>,
 ) -> Result<Vec<Arc<dyn Transport>>, TransportError> {
     let tap = || -> Option<Arc<dyn Tap>> {
-        let wanted =
-            [Fault::CorruptSourceRead, Fault::CorruptWire, Fault::SlowLink, Fault::LateWrite];
+        let wanted = [
+            Fault::CorruptSourceRead,
+            Fault::CorruptWire,
+            Fault::SlowLink,
+            Fault::LateWrite,
+        ];
         let any = wanted.into_iter().any(|f| faults.planned(f).is_some());
         any.then(|| -> Arc<dyn Tap> {
-            Arc::new(Faulty { faults: Arc::clone(faults), slow: AtomicBool::new(false) })
+            Arc::new(Faulty {
+                faults: Arc::clone(faults),
+                slow: AtomicBool::new(false),
+            })
         })
     };
-    let tcp = TcpTransport::bind(TcpOptions { tap: tap(), ..TcpOptions::default() })?;
+    let tcp = TcpTransport::bind(TcpOptions {
+        tap: tap(),
+        ..TcpOptions::default()
+    })?;
     let shm = ShmTransport::bind(ShmOptions {
         tap: tap(),
         ..ShmOptions::at(dir.join(format!("{id}.shm.sock")))

@@ -46,7 +46,10 @@ impl Card {
     /// The worker it is of, if its name is one.
     pub fn worker(&self) -> Option<WorkerRef> {
         let id = WorkerId::new(self.id.clone()).ok()?;
-        Some(WorkerRef { id, incarnation: Incarnation(self.incarnation) })
+        Some(WorkerRef {
+            id,
+            incarnation: Incarnation(self.incarnation),
+        })
     }
 }
 
@@ -60,7 +63,10 @@ pub struct Registry {
 impl Registry {
     /// In this store.
     pub fn new(store: Arc<dyn MetaStore>) -> Self {
-        Self { store, known: Arc::default() }
+        Self {
+            store,
+            known: Arc::default(),
+        }
     }
 
     fn put(&self, key: &str, card: Option<&Card>) -> Result<(), StoreError> {
@@ -78,7 +84,9 @@ impl Registry {
                 Ok(CasOutcome::Conflict { .. }) | Err(StoreError::InDoubt { .. })
                     if Instant::now() < deadline => {}
                 Ok(CasOutcome::Conflict { .. }) => {
-                    return Err(StoreError::Unavailable { cause: format!("{key} is contended") });
+                    return Err(StoreError::Unavailable {
+                        cause: format!("{key} is contended"),
+                    });
                 }
                 Err(e) => return Err(e),
             }
@@ -92,7 +100,10 @@ impl Registry {
 
     /// Publishes a coordinator's card under its nonce.
     pub fn publish_coordinator(&self, card: &Card) -> Result<(), StoreError> {
-        self.put(&format!("{COORDINATORS}{:016x}", card.incarnation), Some(card))
+        self.put(
+            &format!("{COORDINATORS}{:016x}", card.incarnation),
+            Some(card),
+        )
     }
 
     /// Removes a coordinator's card.
@@ -124,7 +135,9 @@ impl Registry {
     pub fn workers(&self) -> Result<Vec<Card>, StoreError> {
         let listing = self.store.list(WORKERS, Instant::now() + ANSWER)?;
         let cards = listing.entries.iter();
-        Ok(cards.filter_map(|(_, v)| serde_json::from_slice(&v.value).ok()).collect())
+        Ok(cards
+            .filter_map(|(_, v)| serde_json::from_slice(&v.value).ok())
+            .collect())
     }
 
     /// Notes where a peer said it listens.
@@ -139,9 +152,10 @@ impl Directory for Registry {
             return Some(at.clone());
         }
         let card = match peer {
-            Peer::Worker(w) => {
-                self.worker(w.id.as_str()).ok()?.filter(|c| c.incarnation == w.incarnation.0)
-            }
+            Peer::Worker(w) => self
+                .worker(w.id.as_str())
+                .ok()?
+                .filter(|c| c.incarnation == w.incarnation.0),
             Peer::Coordinator(nonce) => self.get(&format!("{COORDINATORS}{nonce:016x}")).ok()?,
             Peer::Gateway => None,
         }?;

@@ -53,7 +53,9 @@ pub struct SourceSpec {
 /// travels: counter-based where the engine has it.
 pub fn rng_of(capabilities: &Capabilities) -> RngKind {
     let kinds = &capabilities.rng_kinds;
-    let counter = kinds.contains(&RngKind::Counter).then_some(RngKind::Counter);
+    let counter = kinds
+        .contains(&RngKind::Counter)
+        .then_some(RngKind::Counter);
     counter.or(kinds.first().copied()).unwrap_or_default()
 }
 
@@ -145,23 +147,45 @@ impl SourceSpec {
         let mut pools = Vec::with_capacity(n);
         for _ in 0..n {
             let group = r.u16("spec.group")?;
-            let geometry = header.group(group).map_err(|_| DecodeError::Range("spec.group"))?;
+            let geometry = header
+                .group(group)
+                .map_err(|_| DecodeError::Range("spec.group"))?;
             let layout = Arc::new(get_layout(&mut r, geometry)?);
             let grant = r.bytes(MAX_GRANT, "spec.grant")?.to_vec();
-            pools.push(SourcePool { group, layout, grant });
+            pools.push(SourcePool {
+                group,
+                layout,
+                grant,
+            });
         }
         let options = Options::get(&mut r)?;
         r.end()?;
-        Ok(Self { header, fingerprint, rng, prompt_tokens, max_tokens, first_live, pools, options })
+        Ok(Self {
+            header,
+            fingerprint,
+            rng,
+            prompt_tokens,
+            max_tokens,
+            first_live,
+            pools,
+            options,
+        })
     }
 }
 
 fn rng_from(tag: u16) -> Result<RngKind, DecodeError> {
     use RngKind::*;
-    [Greedy, Counter, VllmMurmur, SglangMurmur, TorchGenerator, Mt19937]
-        .into_iter()
-        .find(|k| *k as u16 == tag)
-        .ok_or(DecodeError::Range("spec.rng"))
+    [
+        Greedy,
+        Counter,
+        VllmMurmur,
+        SglangMurmur,
+        TorchGenerator,
+        Mt19937,
+    ]
+    .into_iter()
+    .find(|k| *k as u16 == tag)
+    .ok_or(DecodeError::Range("spec.rng"))
 }
 
 fn put_ids(w: &mut Writer, ids: &[u32]) {

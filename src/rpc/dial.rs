@@ -39,7 +39,10 @@ pub async fn connect(endpoint: &Endpoint, deadline: Duration) -> Result<Channel,
         Endpoint::Unix(path) => format!("unix:{}", path.display()),
         Endpoint::Tcp(addr) => format!("http://{addr}"),
     };
-    let unreachable = |source| DialError::Connect { endpoint: endpoint.clone(), source };
+    let unreachable = |source| DialError::Connect {
+        endpoint: endpoint.clone(),
+        source,
+    };
     tonic::transport::Endpoint::from_shared(uri)
         .map_err(unreachable)?
         .connect_timeout(deadline)

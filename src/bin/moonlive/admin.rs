@@ -40,8 +40,11 @@ fn within<T>(message: T, time: Duration) -> tonic::Request<T> {
 
 /// The report of a migration as JSON.
 fn report_json(r: &v1::MigrationReport) -> Value {
-    let phases: serde_json::Map<String, Value> =
-        r.phases.iter().map(|p| (p.phase.clone(), json!(p.took_ns / 1000))).collect();
+    let phases: serde_json::Map<String, Value> = r
+        .phases
+        .iter()
+        .map(|p| (p.phase.clone(), json!(p.took_ns / 1000)))
+        .collect();
     json!({
         "request": r.request, "migrated": r.migrated, "cause": r.cause,
         "migration_epoch": r.migration_epoch,
@@ -67,7 +70,11 @@ fn event_line(event: &v1::MigrationEvent, json: bool) -> String {
     let mut line = format!("{short} {:<10} {}", event.phase, event.detail);
     if let Some(r) = &event.report {
         for p in &r.phases {
-            line.push_str(&format!("\n  {:<12} {:>10.2} ms", p.phase, p.took_ns as f64 / 1e6));
+            line.push_str(&format!(
+                "\n  {:<12} {:>10.2} ms",
+                p.phase,
+                p.took_ns as f64 / 1e6
+            ));
         }
         if r.migrated {
             line.push_str(&format!(
@@ -90,19 +97,28 @@ pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
         let ask = v1::MigrateRequest {
             request: args.request.clone(),
             to: args.to.clone(),
-            transport: args.transport.map(|t| t.name().to_owned()).unwrap_or_default(),
+            transport: args
+                .transport
+                .map(|t| t.name().to_owned())
+                .unwrap_or_default(),
             verify: args.verify.name().to_owned(),
             deadline_ms: u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX),
             max_bytes_per_s: args.max_bytes_per_s,
         };
-        let mut events = CoordinatorClient::new(channel).migrate(ask).await?.into_inner();
+        let mut events = CoordinatorClient::new(channel)
+            .migrate(ask)
+            .await?
+            .into_inner();
         while let Some(event) = events.message().await? {
             println!("{}", event_line(&event, json));
             if let Some(report) = event.report {
                 if report.migrated {
                     return Ok(());
                 }
-                let text = format!("not migrated: {}; the request stays where it is", report.cause);
+                let text = format!(
+                    "not migrated: {}; the request stays where it is",
+                    report.cause
+                );
                 let code = match report.cause.as_str() {
                     "no-such-request" => Code::Caller,
                     cause if cause.starts_with("refused") => Code::Caller,
@@ -114,7 +130,10 @@ pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
                 return Err(coded(code, text));
             }
         }
-        Err(coded(Code::PeerLost, "the coordinator ended before the migration did; `moonlive status` says how it stands"))
+        Err(coded(
+            Code::PeerLost,
+            "the coordinator ended before the migration did; `moonlive status` says how it stands",
+        ))
     })
 }
 
@@ -128,25 +147,37 @@ pub fn drain(args: DrainArgs, json: bool) -> anyhow::Result<()> {
             deadline_ms: u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX),
             transport: String::new(),
         };
-        let mut events = CoordinatorClient::new(channel).drain(ask).await?.into_inner();
+        let mut events = CoordinatorClient::new(channel)
+            .drain(ask)
+            .await?
+            .into_inner();
         while let Some(event) = events.message().await? {
             if json {
                 let report = event.report.as_ref().map(report_json);
-                println!("{}", json!({
-                    "detail": event.detail, "remaining": event.remaining, "done": event.done,
-                    "drained": event.drained, "report": report,
-                }));
+                println!(
+                    "{}",
+                    json!({
+                        "detail": event.detail, "remaining": event.remaining, "done": event.done,
+                        "drained": event.drained, "report": report,
+                    })
+                );
             } else {
                 println!("{} ({} left)", event.detail, event.remaining);
             }
             if event.done {
                 return match event.drained {
                     true => Ok(()),
-                    false => Err(coded(Code::Deadline, format!("{}: {}", args.worker, event.detail))),
+                    false => Err(coded(
+                        Code::Deadline,
+                        format!("{}: {}", args.worker, event.detail),
+                    )),
                 };
             }
         }
-        Err(coded(Code::PeerLost, "the coordinator ended before the drain did"))
+        Err(coded(
+            Code::PeerLost,
+            "the coordinator ended before the drain did",
+        ))
     })
 }
 
@@ -155,13 +186,20 @@ pub fn status(place: &Where, json: bool) -> anyhow::Result<()> {
     let deployment = cluster::read(&place.dir)?;
     block_on(async {
         let mut gateway = GatewayClient::new(dial(rpc_of(&deployment, "gateway")?).await?);
-        let g = gateway.status(within(v1::GatewayStatusRequest {}, CALL)).await?.into_inner();
+        let g = gateway
+            .status(within(v1::GatewayStatusRequest {}, CALL))
+            .await?
+            .into_inner();
         let list = within(v1::RequestsRequest { limit: 100 }, CALL);
         let requests = gateway.requests(list).await?.into_inner().requests;
         let coordinator = match dial(rpc_of(&deployment, "coordinator")?).await {
             Ok(channel) => {
                 let ask = within(v1::CoordinatorStatusRequest {}, CALL);
-                CoordinatorClient::new(channel).status(ask).await.ok().map(|r| r.into_inner())
+                CoordinatorClient::new(channel)
+                    .status(ask)
+                    .await
+                    .ok()
+                    .map(|r| r.into_inner())
             }
             Err(_) => None,
         };
@@ -170,14 +208,21 @@ pub fn status(place: &Where, json: bool) -> anyhow::Result<()> {
             let status = match dial(&entry.rpc_endpoint).await {
                 Ok(channel) => {
                     let ask = within(v1::WorkerStatusRequest {}, CALL);
-                    WorkerClient::new(channel).status(ask).await.ok().map(|r| r.into_inner())
+                    WorkerClient::new(channel)
+                        .status(ask)
+                        .await
+                        .ok()
+                        .map(|r| r.into_inner())
                 }
                 Err(_) => None,
             };
             workers.push((entry, status));
         }
         if json {
-            println!("{}", status_json(&g, coordinator.as_ref(), &workers, &requests));
+            println!(
+                "{}",
+                status_json(&g, coordinator.as_ref(), &workers, &requests)
+            );
         } else {
             status_text(&g, coordinator.as_ref(), &workers, &requests);
         }
@@ -235,7 +280,10 @@ fn status_text(
     workers: &[WorkerLine<'_>],
     requests: &[v1::RequestEntry],
 ) {
-    println!("gateway      {}  {} tokens accepted, {} refused, {} alarms", g.http, g.tokens_accepted, g.tokens_refused, g.integrity_alarms);
+    println!(
+        "gateway      {}  {} tokens accepted, {} refused, {} alarms",
+        g.http, g.tokens_accepted, g.tokens_refused, g.integrity_alarms
+    );
     match c {
         Some(c) => println!(
             "coordinator  {}{}  {} migrations committed, {} not",
@@ -252,7 +300,11 @@ fn status_text(
             Some(s) => println!(
                 "worker       {id}  {}{}  {} running, {} waiting, {} of {} blocks free, {} bytes in quarantine",
                 e.model,
-                if s.draining || e.draining { ", draining" } else { "" },
+                if s.draining || e.draining {
+                    ", draining"
+                } else {
+                    ""
+                },
                 s.running,
                 s.waiting,
                 s.blocks_free + s.blocks_cached,
@@ -269,7 +321,10 @@ fn status_text(
             (_, true) => "migrating",
             _ => "decoding",
         };
-        println!("request      {}  on {owner}, epoch {}, {} tokens journaled, {} delivered, {state}", r.request, r.owner_epoch, r.journaled, r.delivered);
+        println!(
+            "request      {}  on {owner}, epoch {}, {} tokens journaled, {} delivered, {state}",
+            r.request, r.owner_epoch, r.journaled, r.delivered
+        );
     }
 }
 
@@ -278,11 +333,15 @@ pub fn watch(place: &Where, json: bool) -> anyhow::Result<()> {
     let deployment = cluster::read(&place.dir)?;
     block_on(async {
         let gateway = dial(rpc_of(&deployment, "gateway")?).await?;
-        let mut flips =
-            GatewayClient::new(gateway).watch(v1::GatewayWatchRequest {}).await?.into_inner();
+        let mut flips = GatewayClient::new(gateway)
+            .watch(v1::GatewayWatchRequest {})
+            .await?
+            .into_inner();
         let coordinator = dial(rpc_of(&deployment, "coordinator")?).await?;
-        let mut moves =
-            CoordinatorClient::new(coordinator).watch(v1::WatchRequest {}).await?.into_inner();
+        let mut moves = CoordinatorClient::new(coordinator)
+            .watch(v1::WatchRequest {})
+            .await?
+            .into_inner();
         loop {
             tokio::select! {
                 event = moves.message() => match event? {

@@ -33,11 +33,6 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// A field of its readiness line.
     pub fn field(&self, key: &str) -> anyhow::Result<&str> {
         self.ready[key]
@@ -48,7 +43,8 @@ impl Daemon {
     /// The workers in this process: names and control RPCs.
     pub fn rpcs(&self) -> Vec<(String, String)> {
         let all = self.ready["rpcs"].as_object().into_iter().flatten();
-        all.filter_map(|(id, at)| Some((id.clone(), at.as_str()?.to_owned()))).collect()
+        all.filter_map(|(id, at)| Some((id.clone(), at.as_str()?.to_owned())))
+            .collect()
     }
 
     /// Sends a signal; a process that has ended already is no error.
@@ -112,7 +108,10 @@ pub struct Children {
 impl Children {
     /// Logs go to `dir`, which must exist.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), _here: PhantomData }
+        Self {
+            dir: dir.to_owned(),
+            _here: PhantomData,
+        }
     }
 
     /// Starts `moonlive ARGS --die-with PID` and returns at once; [`Starting::ready`] waits.
@@ -136,18 +135,28 @@ impl Children {
         let (tx, rx) = mpsc::sync_channel(1);
         let name_of = name.to_owned();
         // Reads the first line, then drains, so that the child never blocks on a full pipe.
-        std::thread::Builder::new().name(format!("out-{name}")).spawn(move || {
-            for line in BufReader::new(stdout).lines() {
-                let Ok(line) = line else { break };
-                if tx.try_send(line).is_err() {
-                    // Further lines have no reader; they are for a human who runs it by hand.
+        std::thread::Builder::new()
+            .name(format!("out-{name}"))
+            .spawn(move || {
+                for line in BufReader::new(stdout).lines() {
+                    let Ok(line) = line else { break };
+                    if tx.try_send(line).is_err() {
+                        // Further lines have no reader; they are for a human who runs it by hand.
+                    }
                 }
-            }
-            drop(name_of);
-        })?;
-        let daemon =
-            Daemon { name: name.to_owned(), ready: serde_json::Value::Null, log, child };
-        Ok(Starting { daemon, rx, since: Instant::now() })
+                drop(name_of);
+            })?;
+        let daemon = Daemon {
+            name: name.to_owned(),
+            ready: serde_json::Value::Null,
+            log,
+            child,
+        };
+        Ok(Starting {
+            daemon,
+            rx,
+            since: Instant::now(),
+        })
     }
 }
 
@@ -166,10 +175,16 @@ impl Starting {
         let line = match self.rx.recv_timeout(left) {
             Ok(line) => line,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!("{name} was not ready in {START_DEADLINE:?}; its log ends:\n{}", self.daemon.log_tail())
+                bail!(
+                    "{name} was not ready in {START_DEADLINE:?}; its log ends:\n{}",
+                    self.daemon.log_tail()
+                )
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                bail!("{name} ended before it was ready; its log ends:\n{}", self.daemon.log_tail())
+                bail!(
+                    "{name} ended before it was ready; its log ends:\n{}",
+                    self.daemon.log_tail()
+                )
             }
         };
         self.daemon.ready = serde_json::from_str(&line)

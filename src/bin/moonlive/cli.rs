@@ -128,7 +128,9 @@ impl VerifyKind {
 
 /// Parses `250ms`, `30s`, `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let bad = || format!("{text:?} is not a duration: write 250ms, 30s or 2m");
     let n: u64 = text[..split].parse().map_err(|_| bad())?;
     match &text[split..] {

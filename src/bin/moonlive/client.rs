@@ -76,7 +76,10 @@ async fn send(
         // A connection that breaks shows up in the body of the response.
         let _ = conn.await;
     });
-    let mut request = Request::builder().method(method).uri(path).header("host", addr.to_string());
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", addr.to_string());
     let bytes = match body {
         None => Bytes::new(),
         Some(v) => {
@@ -85,19 +88,6 @@ async fn send(
         }
     };
     Ok(sender.send_request(request.body(Full::new(bytes))?).await?)
-}
-
-/// One whole answer: status and body.
-pub async fn fetch(
-    addr: SocketAddr,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-) -> anyhow::Result<(u16, String)> {
-    let response = send(addr, method, path, body).await?;
-    let status = response.status().as_u16();
-    let body = response.into_body().collect().await?.to_bytes();
-    Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
 /// Streams a completion, calling `each` for every new token, until `[DONE]` or the end.
@@ -117,7 +107,9 @@ pub async fn stream(
     let mut transcript = Transcript::default();
     let mut pending = Vec::new();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
         let at = Instant::now();
         pending.extend_from_slice(&data);
         while let Some(end) = find_event_end(&pending) {
@@ -165,13 +157,23 @@ fn take_event(
     if let Some(finish) = choice["finish_reason"].as_str() {
         transcript.finish = finish.to_owned();
     }
-    let Some(seq) = v["seq"].as_u64() else { return Ok(false) };
+    let Some(seq) = v["seq"].as_u64() else {
+        return Ok(false);
+    };
     if id != Some(seq) {
         bail!("event id {id:?} and its object's seq {seq} differ");
     }
     let token = u32::try_from(v["token"].as_u64().context("a token event without token")?)?;
-    let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or("");
-    let seen = Seen { seq, token, text: text.to_owned(), at };
+    let text = choice["text"]
+        .as_str()
+        .or(choice["delta"]["content"].as_str())
+        .unwrap_or("");
+    let seen = Seen {
+        seq,
+        token,
+        text: text.to_owned(),
+        at,
+    };
     let last = transcript.tokens.last().map_or(0, |t| t.seq);
     if seq <= last {
         let old = &transcript.tokens[usize::try_from(seq - 1)?];

@@ -69,7 +69,11 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
 
 impl Plan {
     fn extra_for(&self, name: &str) -> Vec<String> {
-        self.extra.iter().filter(|(daemon, _)| daemon == name).map(|(_, flag)| flag.clone()).collect()
+        self.extra
+            .iter()
+            .filter(|(daemon, _)| daemon == name)
+            .map(|(_, flag)| flag.clone())
+            .collect()
     }
 
     /// Starts everything and waits until all of it serves.
@@ -80,20 +84,34 @@ impl Plan {
         args.extend(["--http".into(), self.http.to_string()]);
         args.extend(self.extra_for("gateway"));
         let gateway = children.start("gateway", &args)?.ready()?;
-        let at = Where { dir, mesh: gateway.field("mesh")?.into(), store: gateway.field("store")?.into() };
+        let at = Where {
+            dir,
+            mesh: gateway.field("mesh")?.into(),
+            store: gateway.field("store")?.into(),
+        };
         let coordinator = start_coordinator(&children, &at, &self.extra_for("c0"))?;
         let mut starting = Vec::new();
         if self.one_process {
             let (all, name) = (&self.workers, self.workers.join("+"));
             let extra: Vec<String> = all.iter().flat_map(|w| self.extra_for(w)).collect();
-            starting.push(start_worker(&children, &name, all, &at, &self.engine, &extra)?);
+            starting.push(start_worker(
+                &children,
+                &name,
+                all,
+                &at,
+                &self.engine,
+                &extra,
+            )?);
         } else {
             for w in &self.workers {
                 let (one, extra) = (std::slice::from_ref(w), self.extra_for(w));
                 starting.push(start_worker(&children, w, one, &at, &self.engine, &extra)?);
             }
         }
-        let workers = starting.into_iter().map(|s| s.ready()).collect::<anyhow::Result<Vec<_>>>()?;
+        let workers = starting
+            .into_iter()
+            .map(|s| s.ready())
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let coordinator = coordinator.ready()?;
         let cluster = Cluster {
             gateway,
@@ -114,8 +132,17 @@ fn start_coordinator(
     at: &Where,
     extra: &[String],
 ) -> anyhow::Result<crate::children::Starting> {
-    let mut args: Vec<String> =
-        ["coordinator", "--id", "c0", "--dir", &at.dir, "--store", &at.store].map(String::from).to_vec();
+    let mut args: Vec<String> = [
+        "coordinator",
+        "--id",
+        "c0",
+        "--dir",
+        &at.dir,
+        "--store",
+        &at.store,
+    ]
+    .map(String::from)
+    .to_vec();
     args.extend_from_slice(extra);
     children.start("coordinator", &args)
 }
@@ -128,8 +155,17 @@ fn start_worker(
     engine: &EngineArgs,
     extra: &[String],
 ) -> anyhow::Result<crate::children::Starting> {
-    let mut args: Vec<String> =
-        ["worker", "--dir", &at.dir, "--gateway", &at.mesh, "--store", &at.store].map(String::from).to_vec();
+    let mut args: Vec<String> = [
+        "worker",
+        "--dir",
+        &at.dir,
+        "--gateway",
+        &at.mesh,
+        "--store",
+        &at.store,
+    ]
+    .map(String::from)
+    .to_vec();
     args.extend(ids.iter().flat_map(|id| ["--id".to_owned(), id.clone()]));
     args.extend(engine_flags(engine));
     args.extend_from_slice(extra);
@@ -158,12 +194,19 @@ impl Cluster {
 
     /// The HTTP API.
     pub fn http(&self) -> anyhow::Result<SocketAddr> {
-        self.gateway.field("http")?.parse().context("the gateway's HTTP address")
+        self.gateway
+            .field("http")?
+            .parse()
+            .context("the gateway's HTTP address")
     }
 
     /// The process that runs the worker `id`.
     pub fn worker(&mut self, id: &str) -> anyhow::Result<&mut Daemon> {
-        let at = self.names.iter().position(|n| n == id).context("no such worker")?;
+        let at = self
+            .names
+            .iter()
+            .position(|n| n == id)
+            .context("no such worker")?;
         let at = if self.workers.len() == 1 { 0 } else { at };
         self.workers.get_mut(at).context("no such worker process")
     }
@@ -206,7 +249,8 @@ impl Cluster {
     /// Starts again what has ended though nobody asked it to; an error if that is the gateway,
     /// which hosts the store.
     pub fn replace_casualties(&mut self, mut say: impl FnMut(String)) -> anyhow::Result<()> {
-        let tell = |d: &Daemon, status| format!("{} ended ({status}); log: {}", d.name, d.log.display());
+        let tell =
+            |d: &Daemon, status| format!("{} ended ({status}); log: {}", d.name, d.log.display());
         if let Some(status) = self.gateway.ended() {
             anyhow::bail!("{}", tell(&self.gateway, status));
         }
@@ -228,8 +272,12 @@ impl Cluster {
 /// Reads `deployment.json`.
 pub fn read(dir: &Path) -> anyhow::Result<Value> {
     let path = dir.join(FILE);
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("no deployment at {}: start one with `moonlive up --dir`", path.display()))?;
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!(
+            "no deployment at {}: start one with `moonlive up --dir`",
+            path.display()
+        )
+    })?;
     serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 

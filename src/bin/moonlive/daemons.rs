@@ -62,7 +62,8 @@ pub fn limits() -> Limits {
 
 fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    dir.canonicalize().with_context(|| format!("cannot use {}", dir.display()))
+    dir.canonicalize()
+        .with_context(|| format!("cannot use {}", dir.display()))
 }
 
 /// The engine's configuration from the command line.
@@ -122,8 +123,10 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
             };
             all.push(worker::start(config).await?);
         }
-        let rpcs: serde_json::Map<String, serde_json::Value> =
-            all.iter().map(|w| (w.card().id.clone(), json!(w.card().rpc))).collect();
+        let rpcs: serde_json::Map<String, serde_json::Value> = all
+            .iter()
+            .map(|w| (w.card().id.clone(), json!(w.card().rpc)))
+            .collect();
         let data: Vec<&String> = all.iter().flat_map(worker::Running::data).collect();
         say_ready(json!({
             "ready": "worker", "id": args.id.join("+"), "rpcs": rpcs, "data": data,

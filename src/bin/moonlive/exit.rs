@@ -58,7 +58,11 @@ pub struct Coded {
 
 /// Makes an error with an exit code of its own.
 pub fn coded(code: Code, text: impl Into<String>) -> anyhow::Error {
-    Coded { code, text: text.into() }.into()
+    Coded {
+        code,
+        text: text.into(),
+    }
+    .into()
 }
 
 fn code_of(error: &anyhow::Error) -> Code {
@@ -94,7 +98,8 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         None => format!("{error:#}"),
     };
     if json {
-        let line = serde_json::json!({ "error": text, "code": format!("{code:?}"), "exit": code as u8 });
+        let line =
+            serde_json::json!({ "error": text, "code": format!("{code:?}"), "exit": code as u8 });
         eprintln!("{line}");
     } else if !text.is_empty() {
         eprintln!("moonlive: {text}");

@@ -13,9 +13,16 @@ use crate::cluster::{Cluster, FILE, Plan, TempDir};
 /// Runs until SIGINT or SIGTERM.
 pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
     if args.workers == 0 {
-        return Err(crate::exit::coded(crate::exit::Code::Caller, "--workers must be at least 1"));
+        return Err(crate::exit::coded(
+            crate::exit::Code::Caller,
+            "--workers must be at least 1",
+        ));
     }
-    let temp = if args.dir.is_none() { Some(TempDir::new()?) } else { None };
+    let temp = if args.dir.is_none() {
+        Some(TempDir::new()?)
+    } else {
+        None
+    };
     let dir: PathBuf = match (&args.dir, &temp) {
         (Some(dir), _) => {
             std::fs::create_dir_all(dir)
@@ -36,15 +43,25 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
     let mut cluster = plan.start()?;
     let http = cluster.http()?;
     if json {
-        println!("{}", json!({ "http": format!("http://{http}"), "dir": dir }));
+        println!(
+            "{}",
+            json!({ "http": format!("http://{http}"), "dir": dir })
+        );
     } else {
         println!("HTTP API     http://{http}/v1/completions");
-        println!("directory    {} ({FILE}, logs, store, journal)", dir.display());
-        println!("try          curl -N http://{http}/v1/completions -d '{{\"prompt\":\"Once upon a time\",\"stream\":true,\"max_tokens\":400}}'");
+        println!(
+            "directory    {} ({FILE}, logs, store, journal)",
+            dir.display()
+        );
+        println!(
+            "try          curl -N http://{http}/v1/completions -d '{{\"prompt\":\"Once upon a time\",\"stream\":true,\"max_tokens\":400}}'"
+        );
         println!("             moonlive status --dir {}", dir.display());
         println!("Ctrl-C ends it; requests under way are in the journal.");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let outcome = runtime.block_on(watch(&mut cluster));
     if !json {
         println!("stopping");
@@ -52,7 +69,11 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
     let unclean = cluster.stop();
     outcome?;
     if !unclean.is_empty() {
-        bail!("{} had to be killed; see the logs in {}", unclean.join(", "), dir.display());
+        bail!(
+            "{} had to be killed; see the logs in {}",
+            unclean.join(", "),
+            dir.display()
+        );
     }
     Ok(())
 }

@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
+use crate::drive::envelope;
 use crate::drive::{
-    Handler, Hands, Hello, Mesh, Payloads, RouteStore, Routes, Timers, cause_word, kind, name, now_ns,
-    run,
+    Handler, Hands, Hello, Mesh, Payloads, RouteStore, Routes, Timers, cause_word, kind, name,
+    now_ns, run,
 };
 use crate::id::{MigrationEpoch, RequestId, WorkerRef};
 use crate::migrate::coordinator::{Coordinator, Do, Done, Ended, Event};
 use crate::migrate::io::{self, Payload, Peer, Report, Step, Timer};
 use crate::migrate::limits::Limits;
 use crate::migrate::msg::{Body, Msg};
-use crate::drive::envelope;
 use crate::node::faults::{Fault, Faults, step_name};
 use crate::node::options::Options;
 use crate::node::registry::Registry;
@@ -365,15 +365,28 @@ impl Handler for Inbox {
             }
         };
         let core = &self.0;
-        let Some(job) = core.job(msg.request) else { return };
-        if let Body::Progress { accepted, verified, .. } = &msg.body {
+        let Some(job) = core.job(msg.request) else {
+            return;
+        };
+        if let Body::Progress {
+            accepted, verified, ..
+        } = &msg.body
+        {
             core.faults.maybe_die(Fault::KillCoordinator, Step::Stream);
-            core.faults.maybe_pause(Fault::PauseCoordinator, Step::Stream);
+            core.faults
+                .maybe_pause(Fault::PauseCoordinator, Step::Stream);
             let detail = format!("{verified} of {accepted} tokens verified");
             core.tell(msg.request, msg.epoch, "STREAM", detail);
         }
         let payload = job.state.lock().payloads.keep(msg.epoch, bytes);
-        core.post(&job, io::Event::Recv { from: from.clone(), msg, payload });
+        core.post(
+            &job,
+            io::Event::Recv {
+                from: from.clone(),
+                msg,
+                payload,
+            },
+        );
     }
 
     fn left(&self, _: &Peer) {}

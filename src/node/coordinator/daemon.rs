@@ -1,8 +1,8 @@
 //! A coordinator as a daemon.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -59,7 +59,10 @@ pub struct Running {
 }
 
 fn fail(what: &'static str) -> impl Fn(&dyn std::fmt::Display) -> StartError {
-    move |why| StartError { what, why: why.to_string() }
+    move |why| StartError {
+        what,
+        why: why.to_string(),
+    }
 }
 
 /// Starts a coordinator; its RPC is served on the runtime of the caller.
@@ -67,8 +70,10 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let mut nonce = [0u8; 8];
     getrandom::fill(&mut nonce).map_err(|e| fail("randomness")(&e))?;
     let nonce = u64::from_le_bytes(nonce);
-    let store: Arc<dyn MetaStore> =
-        Arc::new(RemoteStore::new(config.store.clone(), RemoteOptions::default()));
+    let store: Arc<dyn MetaStore> = Arc::new(RemoteStore::new(
+        config.store.clone(),
+        RemoteOptions::default(),
+    ));
     let registry = Registry::new(Arc::clone(&store));
     let faults = Faults::new(config.fault, config.id.clone(), &config.dir);
     let core = Arc::new(Core::new(
@@ -87,10 +92,17 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     };
     let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
     // The nonce is in the names, so that a coordinator can start while another of its name dies.
-    let socket =
-        |kind: &str| Endpoint::unix(config.dir.join(format!("{}-{nonce:x}.{kind}.sock", config.id)));
+    let socket = |kind: &str| {
+        Endpoint::unix(
+            config
+                .dir
+                .join(format!("{}-{nonce:x}.{kind}.sock", config.id)),
+        )
+    };
     let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let server = Server::bind(&rpc_at, false).await.map_err(|e| fail("control RPC")(&e))?;
+    let server = Server::bind(&rpc_at, false)
+        .await
+        .map_err(|e| fail("control RPC")(&e))?;
     let options = MeshOptions {
         listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
         allow_remote: false,
@@ -98,13 +110,22 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         spin_ns: 0,
     };
     let inbox = Arc::new(Inbox(Arc::clone(&core)));
-    let mesh = Mesh::start(Peer::Coordinator(nonce), options, inbox, Arc::new(registry.clone()))
-        .map_err(|e| fail("mesh")(&e))?;
+    let mesh = Mesh::start(
+        Peer::Coordinator(nonce),
+        options,
+        inbox,
+        Arc::new(registry.clone()),
+    )
+    .map_err(|e| fail("mesh")(&e))?;
     core.wire(mesh.clone(), timers);
     let card = Card {
         id: config.id,
         incarnation: nonce,
-        mesh: mesh.endpoints().first().map(Endpoint::to_string).unwrap_or_default(),
+        mesh: mesh
+            .endpoints()
+            .first()
+            .map(Endpoint::to_string)
+            .unwrap_or_default(),
         rpc: server.endpoint().to_string(),
         pid: std::process::id(),
         model: String::new(),

@@ -34,8 +34,13 @@ async fn look(service: &Service) -> Result<(Vec<Card>, Vec<Versioned>), Status> 
 }
 
 fn owned(records: &[Versioned], worker: &str) -> Vec<RequestId> {
-    let serving = records.iter().filter(|v| v.record.phase == RoutePhase::Serving);
-    serving.filter(|v| v.record.owner.id.as_str() == worker).map(|v| v.record.request).collect()
+    let serving = records
+        .iter()
+        .filter(|v| v.record.phase == RoutePhase::Serving);
+    serving
+        .filter(|v| v.record.owner.id.as_str() == worker)
+        .map(|v| v.record.request)
+        .collect()
 }
 
 /// Moves everything off `worker` before the deadline; what has not moved by then stays there.
@@ -62,8 +67,11 @@ pub async fn drain(
         let (cards, records) = look(service).await?;
         let left: Vec<RequestId> = owned(&records, worker);
         let remaining = u32::try_from(left.len()).unwrap_or(u32::MAX);
-        let todo: Vec<RequestId> =
-            left.into_iter().filter(|r| !hopeless.contains(r)).take(AT_ONCE).collect();
+        let todo: Vec<RequestId> = left
+            .into_iter()
+            .filter(|r| !hopeless.contains(r))
+            .take(AT_ONCE)
+            .collect();
         let late = Instant::now() >= end;
         if todo.is_empty() || late {
             let detail = match (remaining, late) {
@@ -72,7 +80,17 @@ pub async fn drain(
                 _ => "what is left cannot be moved; it stays where it is".to_owned(),
             };
             let drained = remaining == 0;
-            tell(tx, v1::DrainEvent { detail, remaining, done: true, drained, report: None }).await;
+            tell(
+                tx,
+                v1::DrainEvent {
+                    detail,
+                    remaining,
+                    done: true,
+                    drained,
+                    report: None,
+                },
+            )
+            .await;
             return Ok(());
         }
         let load = |c: &&Card| owned(&records, &c.id).len();
@@ -96,8 +114,13 @@ pub async fn drain(
             });
         }
         while let Some(moved) = moving.join_next().await {
-            let Ok((request, outcome)) = moved else { continue };
-            let mut event = v1::DrainEvent { remaining, ..Default::default() };
+            let Ok((request, outcome)) = moved else {
+                continue;
+            };
+            let mut event = v1::DrainEvent {
+                remaining,
+                ..Default::default()
+            };
             match outcome {
                 Ok(report) => {
                     event.detail = format!("{request}: {}", report.cause);

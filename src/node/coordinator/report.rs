@@ -16,7 +16,13 @@ const ASK: Duration = Duration::from_secs(2);
 /// How often an answer that is not complete yet is asked for again.
 const TRIES: u32 = 40;
 
-async fn measured(core: &Core, worker: &WorkerRef, job: &Job, p: &Parties, last: &str) -> v1::MeasuredReply {
+async fn measured(
+    core: &Core,
+    worker: &WorkerRef,
+    job: &Job,
+    p: &Parties,
+    last: &str,
+) -> v1::MeasuredReply {
     let mut reply = v1::MeasuredReply::default();
     for _ in 0..TRIES {
         match ask(core, worker, job, p).await {
@@ -34,21 +40,35 @@ async fn measured(core: &Core, worker: &WorkerRef, job: &Job, p: &Parties, last:
     reply
 }
 
-async fn ask(core: &Core, worker: &WorkerRef, job: &Job, p: &Parties) -> Result<v1::MeasuredReply, String> {
+async fn ask(
+    core: &Core,
+    worker: &WorkerRef,
+    job: &Job,
+    p: &Parties,
+) -> Result<v1::MeasuredReply, String> {
     let registry = core.registry.clone();
     let id = worker.id.as_str().to_owned();
     let card = tokio::task::spawn_blocking(move || registry.worker(&id));
-    let card = card.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
-    let card = card.filter(|c| c.incarnation == worker.incarnation.0).ok_or("it is gone")?;
+    let card = card
+        .await
+        .map_err(|e| e.to_string())?
+        .map_err(|e| e.to_string())?;
+    let card = card
+        .filter(|c| c.incarnation == worker.incarnation.0)
+        .ok_or("it is gone")?;
     let endpoint = card.rpc.parse().map_err(|e| format!("{e}"))?;
-    let channel = rpc::connect(&endpoint, ASK).await.map_err(|e| e.to_string())?;
+    let channel = rpc::connect(&endpoint, ASK)
+        .await
+        .map_err(|e| e.to_string())?;
     let mut request = tonic::Request::new(v1::MeasuredRequest {
         request: job.request.to_string(),
         migration_epoch: p.epoch.0,
     });
     request.set_timeout(ASK);
     let reply = WorkerClient::new(channel).measured(request).await;
-    reply.map(tonic::Response::into_inner).map_err(|s| s.message().to_owned())
+    reply
+        .map(tonic::Response::into_inner)
+        .map_err(|s| s.message().to_owned())
 }
 
 /// Instants of both sides by name.
@@ -60,11 +80,19 @@ struct Times {
 
 impl Times {
     fn source(&self, name: &str) -> Option<u64> {
-        self.source.instants.iter().find(|i| i.name == name).map(|i| i.at_ns)
+        self.source
+            .instants
+            .iter()
+            .find(|i| i.name == name)
+            .map(|i| i.at_ns)
     }
 
     fn destination(&self, name: &str) -> Option<u64> {
-        self.destination.instants.iter().find(|i| i.name == name).map(|i| i.at_ns)
+        self.destination
+            .instants
+            .iter()
+            .find(|i| i.name == name)
+            .map(|i| i.at_ns)
     }
 
     fn count(&self, name: &str) -> u64 {
@@ -81,7 +109,11 @@ impl Times {
             ("FENCE", self.source(at::HELD)),
             ("COPY-TAIL", self.destination(at::ARRIVED)),
             ("IMPORT-TAIL", self.destination(at::LANDED)),
-            ("VERIFY", self.destination(at::VERIFIED).max(self.destination(at::CONTROL))),
+            (
+                "VERIFY",
+                self.destination(at::VERIFIED)
+                    .max(self.destination(at::CONTROL)),
+            ),
             ("ARM", self.destination(at::ARMED)),
             ("COMMIT", self.destination(at::COMMITTED)),
             ("RESUME", self.destination(at::LAUNCH)),
@@ -126,7 +158,11 @@ fn cause_of(ended: &Ended, times: &Times) -> (bool, String) {
 /// Asks both workers and writes the report.
 pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationReport {
     let p = job.parties();
-    let last = if matches!(ended, Ended::Committed { .. }) { at::LAUNCH } else { at::RELEASED };
+    let last = if matches!(ended, Ended::Committed { .. }) {
+        at::LAUNCH
+    } else {
+        at::RELEASED
+    };
     let (mut source, mut destination) = Default::default();
     if let Some(worker) = &p.source {
         source = measured(core, worker, job, &p, at::RELEASED).await;
@@ -134,7 +170,11 @@ pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationRepor
     if let Some(worker) = &p.destination {
         destination = measured(core, worker, job, &p, last).await;
     }
-    let times = Times { source, destination, start: job.started_ns };
+    let times = Times {
+        source,
+        destination,
+        start: job.started_ns,
+    };
     let (migrated, cause) = cause_of(ended, &times);
     let pause = match (times.source(at::LAST_STEP), times.destination(at::LAUNCH)) {
         (Some(from), Some(to)) if migrated => to.saturating_sub(from),

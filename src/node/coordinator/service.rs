@@ -49,7 +49,11 @@ fn options(transport: &str, verify: &str, max_bytes_per_s: u64) -> Result<Option
             )));
         }
     };
-    Ok(Options { path, verify_full, max_bytes_per_s })
+    Ok(Options {
+        path,
+        verify_full,
+        max_bytes_per_s,
+    })
 }
 
 impl Service {
@@ -57,7 +61,9 @@ impl Service {
         if self.0.leader.load(Ordering::SeqCst) {
             return Ok(());
         }
-        Err(Status::failed_precondition("this coordinator does not lead: ask the leader"))
+        Err(Status::failed_precondition(
+            "this coordinator does not lead: ask the leader",
+        ))
     }
 
     /// Starts a migration; refuses what could never begin.
@@ -73,7 +79,9 @@ impl Service {
             .map_err(|e| Status::internal(e.to_string()))?
             .map_err(|e| Status::unavailable(e.to_string()))?;
         let dst = card.and_then(|c| c.worker()).ok_or_else(|| {
-            Status::not_found(format!("there is no worker {to:?}: `moonlive status` lists them"))
+            Status::not_found(format!(
+                "there is no worker {to:?}: `moonlive status` lists them"
+            ))
         })?;
         let core = Arc::clone(&self.0);
         // The machine talks to the store and to sockets: not on the runtime's threads.
@@ -91,7 +99,12 @@ impl Service {
             Err(_) => {
                 let (core, job_) = (Arc::clone(&self.0), Arc::clone(job));
                 let cancel = move || {
-                    core.post(&job_, Event::Local(Done::Cancel { cause: Cause::Timeout }));
+                    core.post(
+                        &job_,
+                        Event::Local(Done::Cancel {
+                            cause: Cause::Timeout,
+                        }),
+                    );
                 };
                 // Whether the cancel ran is seen in the end it brings about.
                 let _ = tokio::task::spawn_blocking(cancel).await;
@@ -100,7 +113,10 @@ impl Service {
         };
         match ended {
             Some(ended) => report(&self.0, job, &ended).await,
-            None => v1::MigrationReport { cause: "coordinator-stopped".into(), ..Default::default() },
+            None => v1::MigrationReport {
+                cause: "coordinator-stopped".into(),
+                ..Default::default()
+            },
         }
     }
 }
@@ -145,7 +161,12 @@ impl coordinator_server::Coordinator for Service {
                     report = &mut finish => break report,
                 }
             };
-            report.verify = if options.verify_full { "full" } else { "resident" }.to_owned();
+            report.verify = if options.verify_full {
+                "full"
+            } else {
+                "resident"
+            }
+            .to_owned();
             let phase = if report.migrated { "DONE" } else { "ABORTED" };
             let event = v1::MigrationEvent {
                 request: name,

@@ -12,6 +12,7 @@ use super::rebuild::RebuildHands;
 use super::slot::{Role, Slot, State};
 use super::source::SourceHands;
 use crate::digest::Digester;
+use crate::drive::envelope;
 use crate::drive::{Mesh, MeshError, RouteStore, Timers, kind, name, run};
 use crate::engine::adapter::{Capabilities, EngineAdapter};
 use crate::engine::reference::{EngineError, GenerateSpec};
@@ -23,7 +24,6 @@ use crate::migrate::msg::{Body, Msg};
 use crate::migrate::{destination, recovery, source};
 use crate::node::bulk::Bulk;
 use crate::node::emit::Emitter;
-use crate::drive::envelope;
 use crate::node::faults::Faults;
 use crate::node::jobs::Jobs;
 use crate::node::measure::{Measures, at};
@@ -125,7 +125,11 @@ impl Core {
     /// The slot of a request, made if missing.
     pub fn slot_or_new(&self, request: RequestId) -> Arc<Slot> {
         let mut slots = self.slots.lock();
-        Arc::clone(slots.entry(request).or_insert_with(|| Arc::new(Slot::new(request))))
+        Arc::clone(
+            slots
+                .entry(request)
+                .or_insert_with(|| Arc::new(Slot::new(request))),
+        )
     }
 
     /// This worker owns the request now: it gets a source machine.
@@ -158,7 +162,11 @@ impl Core {
     }
 
     fn owner_of(&self, state: &State) -> Option<OwnerEpoch> {
-        state.source.as_ref().filter(|s| !s.is_gone()).map(source::Source::owner_epoch)
+        state
+            .source
+            .as_ref()
+            .filter(|s| !s.is_gone())
+            .map(source::Source::owner_epoch)
     }
 
     /// The ownership under which a request runs here.
@@ -184,10 +192,18 @@ impl Core {
     pub fn sweep(&self) {
         let all: Vec<Arc<Slot>> = self.slots.lock().values().cloned().collect();
         for slot in all {
-            let Some(state) = slot.try_lock() else { continue };
+            let Some(state) = slot.try_lock() else {
+                continue;
+            };
             let idle = state.source.as_ref().is_none_or(source::Source::is_gone)
-                && state.destination.as_ref().is_none_or(destination::Destination::is_idle)
-                && state.rebuilder.as_ref().is_none_or(recovery::Rebuilder::is_idle)
+                && state
+                    .destination
+                    .as_ref()
+                    .is_none_or(destination::Destination::is_idle)
+                && state
+                    .rebuilder
+                    .as_ref()
+                    .is_none_or(recovery::Rebuilder::is_idle)
                 && state.outgoing.pins.is_empty()
                 && state.incoming.stages.is_empty();
             if idle {
@@ -212,9 +228,20 @@ impl Core {
         state: &mut State,
         event: source::Event,
     ) {
-        let Some(machine) = state.source.as_mut() else { return };
+        let Some(machine) = state.source.as_mut() else {
+            return;
+        };
         let (payloads, at) = (&mut state.payloads, &mut state.outgoing);
-        run(machine, &mut SourceHands { core: self, slot, payloads, at }, event);
+        run(
+            machine,
+            &mut SourceHands {
+                core: self,
+                slot,
+                payloads,
+                at,
+            },
+            event,
+        );
     }
 
     /// Feeds an event to the request's destination machine.
@@ -228,9 +255,20 @@ impl Core {
         state: &mut State,
         event: destination::Event,
     ) {
-        let Some(machine) = state.destination.as_mut() else { return };
+        let Some(machine) = state.destination.as_mut() else {
+            return;
+        };
         let (payloads, at) = (&mut state.payloads, &mut state.incoming);
-        run(machine, &mut DestinationHands { core: self, slot, payloads, at }, event);
+        run(
+            machine,
+            &mut DestinationHands {
+                core: self,
+                slot,
+                payloads,
+                at,
+            },
+            event,
+        );
         if let Some(epoch) = state.incoming.activated.take() {
             self.own(state, slot.request, epoch);
         }
@@ -247,9 +285,20 @@ impl Core {
         state: &mut State,
         event: recovery::Event,
     ) {
-        let Some(machine) = state.rebuilder.as_mut() else { return };
+        let Some(machine) = state.rebuilder.as_mut() else {
+            return;
+        };
         let (payloads, at) = (&mut state.payloads, &mut state.rebuild);
-        run(machine, &mut RebuildHands { core: self, slot, payloads, at }, event);
+        run(
+            machine,
+            &mut RebuildHands {
+                core: self,
+                slot,
+                payloads,
+                at,
+            },
+            event,
+        );
         if let Some(epoch) = state.rebuild.activated.take() {
             self.own(state, slot.request, epoch);
         }
@@ -257,7 +306,9 @@ impl Core {
 
     /// A timer fired.
     pub fn fire(self: &Arc<Self>, (request, role, timer): TimerKey) {
-        let Some(slot) = self.slot(request) else { return };
+        let Some(slot) = self.slot(request) else {
+            return;
+        };
         match role {
             Role::Source => self.to_source(&slot, Event::Timer(timer)),
             Role::Destination => self.to_destination(&slot, Event::Timer(timer)),
@@ -329,14 +380,20 @@ impl Core {
                 // The operator's choices ride along; the machine has no use for them.
                 state.outgoing.options = Options::decode(bytes).unwrap_or_default();
                 self.measures.at(request, msg.epoch, at::PREPARE);
-                let event = Event::Recv { from: from.clone(), msg, payload: Payload::NONE };
+                let event = Event::Recv {
+                    from: from.clone(),
+                    msg,
+                    payload: Payload::NONE,
+                };
                 return self.source_locked(&slot, state, event);
             }
             Body::Go => self.measures.at(request, msg.epoch, at::GO),
             Body::Push(_) => self.measures.at(request, msg.epoch, at::ARRIVED),
             Body::Accepted { through, .. } => self.emitter.acked(request, *through),
             Body::Reserve { .. } if state.destination.is_none() => {
-                let options = SourceSpec::decode(bytes).map(|s| s.options).unwrap_or_default();
+                let options = SourceSpec::decode(bytes)
+                    .map(|s| s.options)
+                    .unwrap_or_default();
                 let (me, limits) = (self.me.clone(), options.limits(&self.limits));
                 state.destination = Some(destination::Destination::new(request, me, limits));
             }
@@ -349,15 +406,31 @@ impl Core {
         let (source, destination, rebuilder) = readers(&msg.body);
         let payload = state.payloads.keep(msg.epoch, bytes);
         if source {
-            let event = Event::Recv { from: from.clone(), msg: msg.clone(), payload };
+            let event = Event::Recv {
+                from: from.clone(),
+                msg: msg.clone(),
+                payload,
+            };
             self.source_locked(&slot, state, event);
         }
         if destination {
-            let event = Event::Recv { from: from.clone(), msg: msg.clone(), payload };
+            let event = Event::Recv {
+                from: from.clone(),
+                msg: msg.clone(),
+                payload,
+            };
             self.destination_locked(&slot, state, event);
         }
         if rebuilder {
-            self.rebuilder_locked(&slot, state, Event::Recv { from: from.clone(), msg, payload });
+            self.rebuilder_locked(
+                &slot,
+                state,
+                Event::Recv {
+                    from: from.clone(),
+                    msg,
+                    payload,
+                },
+            );
         }
     }
 }

@@ -102,13 +102,25 @@ struct ToGateway {
 
 impl Outlet for ToGateway {
     fn emit(&self, request: RequestId, owner_epoch: OwnerEpoch, tokens: &[Emission]) -> bool {
-        let Some(mesh) = self.mesh.get() else { return false };
+        let Some(mesh) = self.mesh.get() else {
+            return false;
+        };
         let mut tokens = tokens.to_vec();
-        if let Some(t) = self.flip.and_then(|seq| tokens.iter_mut().find(|t| t.seq == seq)) {
+        if let Some(t) = self
+            .flip
+            .and_then(|seq| tokens.iter_mut().find(|t| t.seq == seq))
+        {
             t.token ^= 1;
         }
-        let body = Body::Emit { owner_epoch, tokens };
-        let msg = Msg { request, epoch: MigrationEpoch(0), body };
+        let body = Body::Emit {
+            owner_epoch,
+            tokens,
+        };
+        let msg = Msg {
+            request,
+            epoch: MigrationEpoch(0),
+            body,
+        };
         let head = envelope::encode(&msg);
         let parts = [std::io::IoSlice::new(&head)];
         let deadline = Instant::now() + Duration::from_secs(2);
@@ -122,7 +134,8 @@ impl Outlet for ToGateway {
     }
 
     fn closed(&self, request: RequestId, epoch: OwnerEpoch, reason: CloseReason) {
-        if let (CloseReason::Failed, Some(core)) = (reason, self.core.get().and_then(|c| c.upgrade()))
+        if let (CloseReason::Failed, Some(core)) =
+            (reason, self.core.get().and_then(|c| c.upgrade()))
         {
             core.send_closed(request, epoch);
         }
@@ -143,7 +156,9 @@ impl Handler for Inbox {
     }
 
     fn frame(&self, from: &Peer, frame: u16, _: u64, payload: &[u8]) {
-        let (Some(core), kind::PROTOCOL) = (self.core.get(), frame) else { return };
+        let (Some(core), kind::PROTOCOL) = (self.core.get(), frame) else {
+            return;
+        };
         match envelope::decode(payload) {
             Ok((msg, bytes)) => core.receive(from, msg, bytes),
             Err(error) => tracing::warn!(from = name(from), %error, "a message cannot be read"),
@@ -160,10 +175,17 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let id = config.id.to_string();
     let fail = |what: &'static str| {
         let id = id.clone();
-        move |why: &dyn std::fmt::Display| StartError { id, what, why: why.to_string() }
+        move |why: &dyn std::fmt::Display| StartError {
+            id,
+            what,
+            why: why.to_string(),
+        }
     };
     let emitter = Emitter::default();
-    let dump_at = config.dump_at.map(|seq| dump::At { seq, dir: config.dir.clone() });
+    let dump_at = config.dump_at.map(|seq| dump::At {
+        seq,
+        dir: config.dir.clone(),
+    });
     let sink = Arc::new(Sink::new(emitter.clone(), dump_at));
     let engine_config = config.engine.clone();
     let engine_sink = Arc::clone(&sink);
@@ -173,16 +195,21 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         .map_err(|e| fail("engine")(&e))?;
     let adapter: Arc<dyn EngineAdapter> = Arc::new(engine.clone());
     let capabilities = adapter.capabilities();
-    let digester = Arc::new(
-        Digester::new(capabilities.header.clone()).map_err(|e| fail("digests")(&e))?,
-    );
-    let me = WorkerRef { id: config.id.clone(), incarnation: capabilities.incarnation };
-    let store: Arc<dyn MetaStore> =
-        Arc::new(RemoteStore::new(config.store.clone(), RemoteOptions::default()));
+    let digester =
+        Arc::new(Digester::new(capabilities.header.clone()).map_err(|e| fail("digests")(&e))?);
+    let me = WorkerRef {
+        id: config.id.clone(),
+        incarnation: capabilities.incarnation,
+    };
+    let store: Arc<dyn MetaStore> = Arc::new(RemoteStore::new(
+        config.store.clone(),
+        RemoteOptions::default(),
+    ));
     let registry = Registry::new(Arc::clone(&store));
     registry.learn(&Peer::Gateway, &config.gateway);
     let faults = Arc::new(Faults::new(config.fault, id.clone(), &config.dir));
-    let opened = paths::open(&config.id, &config.dir, &faults).map_err(|e| fail("bulk paths")(&e))?;
+    let opened =
+        paths::open(&config.id, &config.dir, &faults).map_err(|e| fail("bulk paths")(&e))?;
     let data: Vec<String> = opened.iter().map(|t| t.endpoint().to_string()).collect();
     let core = Arc::new(Core::new(
         me.clone(),
@@ -207,8 +234,13 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
     let socket = |kind: &str| Endpoint::unix(config.dir.join(format!("{id}.{kind}.sock")));
     let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let server = Server::bind(&rpc_at, false).await.map_err(|e| fail("control RPC")(&e))?;
-    let inbox = Arc::new(Inbox { core: OnceLock::new(), registry: registry.clone() });
+    let server = Server::bind(&rpc_at, false)
+        .await
+        .map_err(|e| fail("control RPC")(&e))?;
+    let inbox = Arc::new(Inbox {
+        core: OnceLock::new(),
+        registry: registry.clone(),
+    });
     let _ = inbox.core.set(Arc::clone(&core));
     let options = MeshOptions {
         listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
@@ -220,7 +252,11 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let mesh = Mesh::start(Peer::Worker(me.clone()), options, inbox, directory)
         .map_err(|e| fail("mesh")(&e))?;
     core.wire(mesh.clone(), timers);
-    let mesh_at = mesh.endpoints().first().map(Endpoint::to_string).unwrap_or_default();
+    let mesh_at = mesh
+        .endpoints()
+        .first()
+        .map(Endpoint::to_string)
+        .unwrap_or_default();
     let card = Card {
         id: id.clone(),
         incarnation: me.incarnation.0,
@@ -232,9 +268,16 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         draining: false,
     };
     let (draining, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
-    let listening = Listening { mesh: mesh_at, data: data.join(",") };
-    let service =
-        Service::new(Arc::clone(&core), listening, Arc::clone(&draining), Arc::clone(&stop));
+    let listening = Listening {
+        mesh: mesh_at,
+        data: data.join(","),
+    };
+    let service = Service::new(
+        Arc::clone(&core),
+        listening,
+        Arc::clone(&draining),
+        Arc::clone(&stop),
+    );
     let routes = tonic::service::Routes::new(
         WorkerServer::new(service)
             .max_decoding_message_size(crate::rpc::MAX_MESSAGE)
@@ -243,11 +286,18 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let serve_stop = Arc::new(Notify::new());
     let rpc = tokio::spawn(async move {
         // Ends with its runtime; a call under way is the caller's to retry.
-        if let Err(error) = server.serve(routes, async move { serve_stop.notified().await }).await {
+        if let Err(error) = server
+            .serve(routes, async move { serve_stop.notified().await })
+            .await
+        {
             tracing::error!(%error, "the control RPC ended");
         }
     });
-    let outlet = Arc::new(ToGateway { mesh: OnceLock::new(), core: OnceLock::new(), flip: config.flip_token });
+    let outlet = Arc::new(ToGateway {
+        mesh: OnceLock::new(),
+        core: OnceLock::new(),
+        flip: config.flip_token,
+    });
     let _ = outlet.mesh.set(mesh.clone());
     let _ = outlet.core.set(Arc::downgrade(&core));
     let sending = emitter.start(outlet).map_err(|e| fail("threads")(&e))?;
@@ -325,7 +375,10 @@ impl Running {
     /// Admits nothing from now on, and says so.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
-        let card = Card { draining: true, ..self.card.clone() };
+        let card = Card {
+            draining: true,
+            ..self.card.clone()
+        };
         if let Err(error) = self.registry.publish_worker(&card) {
             tracing::warn!(%error, "cannot say that this worker is being emptied");
         }
@@ -341,7 +394,10 @@ impl Running {
     pub fn end(&self, deadline: Instant) {
         self.engine.shutdown();
         if !self.core.emitter.drained(deadline) {
-            tracing::warn!(tokens = self.core.emitter.pending(), "not journaled before the deadline");
+            tracing::warn!(
+                tokens = self.core.emitter.pending(),
+                "not journaled before the deadline"
+            );
         }
         if let Err(error) = self.registry.remove_worker(&self.core.me) {
             tracing::debug!(%error, "the card stays");

@@ -50,9 +50,13 @@ impl Hands<Destination> for DestinationHands<'_> {
                 let result = self.stage(epoch, spec);
                 Some(Done::Staged { op, result })
             }
-            Do::Pull { op, from, to, log, deadline_ns } => {
-                self.pull(op, from..to, log, deadline_ns)
-            }
+            Do::Pull {
+                op,
+                from,
+                to,
+                log,
+                deadline_ns,
+            } => self.pull(op, from..to, log, deadline_ns),
             Do::CancelPull { op } => {
                 for (_, cancelled) in self.at.pulls.iter().filter(|(o, _)| *o == op) {
                     cancelled.store(true, Ordering::Relaxed);
@@ -63,31 +67,60 @@ impl Hands<Destination> for DestinationHands<'_> {
                 self.hash(op, from..to);
                 None
             }
-            Do::Land { op, payload, payload_from, from, to } => {
+            Do::Land {
+                op,
+                payload,
+                payload_from,
+                from,
+                to,
+            } => {
                 let result = self.land(payload, payload_from, from..to);
-                Some(Done::Landed { op, result: self.told("land", result) })
+                Some(Done::Landed {
+                    op,
+                    result: self.told("land", result),
+                })
             }
-            Do::HashSet { op, from, kv_len, .. } => {
+            Do::HashSet {
+                op, from, kv_len, ..
+            } => {
                 let result = self.hash_set(from, kv_len);
-                Some(Done::SetHashed { op, result: self.told("hash the set", result) })
+                Some(Done::SetHashed {
+                    op,
+                    result: self.told("hash the set", result),
+                })
             }
             Do::Attach { op, kv_len } => {
                 let result = self.attach(kv_len);
-                Some(Done::Attached { op, result: self.told("attach", result) })
+                Some(Done::Attached {
+                    op,
+                    result: self.told("attach", result),
+                })
             }
             Do::ImportControl { op, payload } => {
                 let result = self.import_control(payload);
-                Some(Done::ControlImported { op, result: self.told("import control", result) })
+                Some(Done::ControlImported {
+                    op,
+                    result: self.told("import control", result),
+                })
             }
             Do::ReExport { op, owner_epoch } => {
                 let result = self.re_export(owner_epoch);
-                Some(Done::ReExported { op, result: self.told("export control again", result) })
+                Some(Done::ReExported {
+                    op,
+                    result: self.told("export control again", result),
+                })
             }
             Do::Arm { op } => {
                 let result = self.arm();
-                Some(Done::Armed { op, result: self.told("arm", result) })
+                Some(Done::Armed {
+                    op,
+                    result: self.told("arm", result),
+                })
             }
-            Do::Emit { owner_epoch, tokens } => {
+            Do::Emit {
+                owner_epoch,
+                tokens,
+            } => {
                 self.emit(owner_epoch, tokens);
                 None
             }
@@ -115,11 +148,13 @@ impl Hands<Destination> for DestinationHands<'_> {
     }
 
     fn set_timer(&mut self, timer: Timer, at_ns: u64) {
-        self.core.set_timer(self.slot.request, Role::Destination, timer, at_ns);
+        self.core
+            .set_timer(self.slot.request, Role::Destination, timer, at_ns);
     }
 
     fn clear_timer(&mut self, timer: Timer) {
-        self.core.clear_timer(self.slot.request, Role::Destination, timer);
+        self.core
+            .clear_timer(self.slot.request, Role::Destination, timer);
     }
 
     fn report(&mut self, report: Report) {
@@ -128,7 +163,9 @@ impl Hands<Destination> for DestinationHands<'_> {
             Report::Decided { .. } => self.core.measures.at(request, epoch, at::DECIDED),
             Report::Released { quarantined } => {
                 self.core.measures.at(request, epoch, at::RELEASED);
-                self.core.measures.add(request, epoch, "quarantined", quarantined);
+                self.core
+                    .measures
+                    .add(request, epoch, "quarantined", quarantined);
                 self.payloads.drop_through(epoch);
                 self.at.tables.clear();
             }
@@ -154,10 +191,15 @@ impl Hands<Destination> for DestinationHands<'_> {
         match reply {
             None if before => core.faults.maybe_die(Fault::KillDestination, Step::Arm),
             Some(reply @ StoreReply::Applied(_)) => {
-                core.measures.at(self.slot.request, self.at.epoch, at::COMMITTED);
+                core.measures
+                    .at(self.slot.request, self.at.epoch, at::COMMITTED);
                 core.faults.maybe_die(Fault::KillDestination, Step::Commit);
                 // The store has applied it, and this side does not get to know.
-                if core.faults.due(Fault::DropCommitReply, Step::Commit).is_some() {
+                if core
+                    .faults
+                    .due(Fault::DropCommitReply, Step::Commit)
+                    .is_some()
+                {
                     *reply = StoreReply::InDoubt;
                 }
             }
@@ -186,10 +228,13 @@ impl DestinationHands<'_> {
             tracing::warn!(%error, %request, "the import specification cannot be read");
             Cause::DestinationRefused
         })?;
-        let stage = core.adapter.prepare_import(&spec.import(request, epoch)).map_err(|error| {
-            tracing::info!(%error, %request, "cannot stage");
-            cause::of(&error, Side::Destination)
-        })?;
+        let stage = core
+            .adapter
+            .prepare_import(&spec.import(request, epoch))
+            .map_err(|error| {
+                tracing::info!(%error, %request, "cannot stage");
+                cause::of(&error, Side::Destination)
+            })?;
         let digester = Arc::clone(&core.digester);
         *self.at = Incoming {
             epoch,
@@ -199,11 +244,15 @@ impl DestinationHands<'_> {
             ..Incoming::default()
         };
         self.at.stages.push((epoch, stage));
-        core.measures.transport(request, epoch, spec.options.path.name());
+        core.measures
+            .transport(request, epoch, spec.options.path.name());
         pull::warm(core, &spec);
         let mut align = 1;
         for group in &core.capabilities.header.groups {
-            let pool = core.adapter.pool(group.group).map_err(|e| cause::of(&e, Side::Destination))?;
+            let pool = core
+                .adapter
+                .pool(group.group)
+                .map_err(|e| cause::of(&e, Side::Destination))?;
             align = align.max(pool.layout.block_tokens());
         }
         self.at.spec = Some(Arc::new(spec));
@@ -228,30 +277,52 @@ impl DestinationHands<'_> {
             let Ok(parcel) = OfferParcel::decode(&self.payloads.get(log)) else {
                 return failed(Pulled::Lost);
             };
-            if let Err(error) = core.adapter.import_tokens(stage, parcel.from, &parcel.tokens) {
+            if let Err(error) = core
+                .adapter
+                .import_tokens(stage, parcel.from, &parcel.tokens)
+            {
                 tracing::warn!(%error, request = %slot.request, "the token log does not fit");
                 return failed(Pulled::Lost);
             }
             let end = parcel.from + parcel.tokens.len() as u64;
-            let table = RemoteTable { tokens: parcel.from..end, tables: parcel.tables };
+            let table = RemoteTable {
+                tokens: parcel.from..end,
+                tables: parcel.tables,
+            };
             self.at.tables.insert(parcel.from, Arc::new(table));
             self.payloads.drop_one(log);
         }
-        let remote = self.at.tables.range(..=tokens.start).next_back().map(|(_, t)| Arc::clone(t));
+        let remote = self
+            .at
+            .tables
+            .range(..=tokens.start)
+            .next_back()
+            .map(|(_, t)| Arc::clone(t));
         let Some(remote) = remote.filter(|r| r.tokens.end >= tokens.end) else {
             return failed(Pulled::Lost);
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.at.pulls.push((op, Arc::clone(&cancelled)));
         let job = move || {
-            let work = pull::Work { stage, spec, remote, tokens, deadline_ns, cancelled };
+            let work = pull::Work {
+                stage,
+                spec,
+                remote,
+                tokens,
+                deadline_ns,
+                cancelled,
+            };
             let outcome = pull::pull(&core, slot.request, op.epoch, &work);
             let mut state = slot.lock();
             state.incoming.pulls.retain(|(o, _)| *o != op);
             let event = Event::Local(Done::Pulled { op, outcome });
             core.destination_locked(&slot, &mut state, event);
         };
-        if self.core.jobs.run(job) { None } else { failed(Pulled::Failed) }
+        if self.core.jobs.run(job) {
+            None
+        } else {
+            failed(Pulled::Failed)
+        }
     }
 
     fn hash(&mut self, op: Op, tokens: Range<u64>) {
@@ -261,8 +332,13 @@ impl DestinationHands<'_> {
             corrupt::before_verify(&core, stage, &tokens);
             let mut pages = PageDigests::new();
             let header = &core.capabilities.header;
-            let hashed =
-                kv::hash_range(&*core.adapter, header, View::Stage(stage), tokens.clone(), &mut pages);
+            let hashed = kv::hash_range(
+                &*core.adapter,
+                header,
+                View::Stage(stage),
+                tokens.clone(),
+                &mut pages,
+            );
             corrupt::after_verify(&core, stage, &tokens);
             let mut state = slot.lock();
             let hashed = hashed.and_then(|()| match state.incoming.set.as_mut() {
@@ -277,21 +353,30 @@ impl DestinationHands<'_> {
                 }
             };
             let count = pages.len() as u64;
-            core.measures.add(slot.request, op.epoch, "pages-hashed", count);
+            core.measures
+                .add(slot.request, op.epoch, "pages-hashed", count);
             core.destination_locked(&slot, &mut state, Event::Local(Done::Hashed { op, result }));
         };
         self.core.jobs.run(job);
     }
 
-    fn land(&mut self, payload: Payload, payload_from: u64, tokens: Range<u64>) -> Result<(), KvError> {
+    fn land(
+        &mut self,
+        payload: Payload,
+        payload_from: u64,
+        tokens: Range<u64>,
+    ) -> Result<(), KvError> {
         let (core, stage) = (self.core, self.staged()?);
-        core.faults.maybe_die(Fault::KillDestination, Step::ImportTail);
+        core.faults
+            .maybe_die(Fault::KillDestination, Step::ImportTail);
         let bytes = self.payloads.get(payload);
         let (section, tail) = parcel(&bytes)?;
-        core.adapter.import_tokens(stage, section.tokens_from, &section.tokens)?;
+        core.adapter
+            .import_tokens(stage, section.tokens_from, &section.tokens)?;
         let header = &core.capabilities.header;
         kv::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
-        core.measures.at(self.slot.request, self.at.epoch, at::LANDED);
+        core.measures
+            .at(self.slot.request, self.at.epoch, at::LANDED);
         Ok(())
     }
 
@@ -308,14 +393,21 @@ impl DestinationHands<'_> {
         let gone = || crate::engine::adapter::AdapterError::Caller("no running set digest");
         let set = self.at.set.as_mut().ok_or_else(gone)?;
         if from > 0 {
-            kv::hash_range(engine, header, view, from.max(set.covered()?)..kv_len, &mut pages)?;
+            kv::hash_range(
+                engine,
+                header,
+                view,
+                from.max(set.covered()?)..kv_len,
+                &mut pages,
+            )?;
             if from >= kv_len && !kv_len.is_multiple_of(u64::from(header.page_tokens)) {
                 engine.hash_tail(view, kv_len, &mut pages)?;
             }
         }
         let digest = set.finish(&pages, kv_len)?;
         let (request, epoch) = (self.slot.request, self.at.epoch);
-        core.measures.add(request, epoch, "leaves-hashed-in-fence", leaves(&pages));
+        core.measures
+            .add(request, epoch, "leaves-hashed-in-fence", leaves(&pages));
         let total = header.pages(kv_len);
         core.measures.add(request, epoch, "pages", total);
         core.measures.at(request, epoch, at::VERIFIED);
@@ -323,8 +415,16 @@ impl DestinationHands<'_> {
     }
 
     fn attach(&mut self, kv_len: u64) -> Result<(), KvError> {
-        let first_live = self.at.spec.as_ref().map(|s| s.first_live.clone()).unwrap_or_default();
-        Ok(self.core.adapter.commit_import(self.staged()?, &Manifest { kv_len, first_live })?)
+        let first_live = self
+            .at
+            .spec
+            .as_ref()
+            .map(|s| s.first_live.clone())
+            .unwrap_or_default();
+        Ok(self
+            .core
+            .adapter
+            .commit_import(self.staged()?, &Manifest { kv_len, first_live })?)
     }
 
     fn import_control(&mut self, payload: Payload) -> Result<(), KvError> {
@@ -334,12 +434,19 @@ impl DestinationHands<'_> {
         if let Some(seed) = core.faults.due(Fault::CorruptControl, Step::ImportTail) {
             flip(&mut section.control, seed);
         }
-        Ok(core.adapter.import_control(stage, &section.control, section.owner_epoch)?)
+        Ok(core
+            .adapter
+            .import_control(stage, &section.control, section.owner_epoch)?)
     }
 
     fn re_export(&mut self, owner_epoch: OwnerEpoch) -> Result<ControlSeal, KvError> {
-        let export = self.core.adapter.export_control(View::Stage(self.staged()?), owner_epoch)?;
-        self.core.measures.at(self.slot.request, self.at.epoch, at::CONTROL);
+        let export = self
+            .core
+            .adapter
+            .export_control(View::Stage(self.staged()?), owner_epoch)?;
+        self.core
+            .measures
+            .at(self.slot.request, self.at.epoch, at::CONTROL);
         Ok(ControlSeal {
             hash: export.digest.hash,
             offset: export.digest.offset,
@@ -349,19 +456,28 @@ impl DestinationHands<'_> {
 
     fn arm(&mut self) -> Result<(), KvError> {
         self.core.adapter.arm(self.staged()?)?;
-        self.core.measures.at(self.slot.request, self.at.epoch, at::ARMED);
+        self.core
+            .measures
+            .at(self.slot.request, self.at.epoch, at::ARMED);
         Ok(())
     }
 
     fn emit(&mut self, owner_epoch: OwnerEpoch, tokens: Vec<Emission>) {
-        self.core.emitter.push(self.slot.request, owner_epoch, tokens, 0);
+        self.core
+            .emitter
+            .push(self.slot.request, owner_epoch, tokens, 0);
     }
 
     fn activate(&mut self, owner_epoch: OwnerEpoch, seal: u64) {
         let (core, request) = (self.core, self.slot.request);
-        let Some(stage) = self.at.stage.take() else { return };
+        let Some(stage) = self.at.stage.take() else {
+            return;
+        };
         self.at.stages.retain(|(_, s)| *s != stage);
-        let activation = Activation { owner_epoch, reemit_from: seal + 1 };
+        let activation = Activation {
+            owner_epoch,
+            reemit_from: seal + 1,
+        };
         match core.adapter.activate(stage, activation) {
             Ok(_) => self.at.activated = Some(owner_epoch),
             Err(error) => tracing::error!(%error, %request, "a committed request does not run"),
@@ -373,8 +489,9 @@ impl DestinationHands<'_> {
     }
 
     fn give_back(&mut self, epoch: MigrationEpoch) {
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.at.stages).into_iter().partition(|(e, _)| *e == epoch);
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at.stages)
+            .into_iter()
+            .partition(|(e, _)| *e == epoch);
         self.at.stages = kept;
         for (_, stage) in gone {
             if let Err(error) = self.core.adapter.disarm(stage) {

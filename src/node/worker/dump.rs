@@ -40,12 +40,14 @@ impl At {
         }
         let (asking, asked) = crossbeam_channel::bounded::<()>(1);
         let (core, dir) = (Arc::clone(core), self.dir.clone());
-        let spawned = std::thread::Builder::new().name("dump".into()).spawn(move || {
-            let _ = asking.send(());
-            if let Err(error) = dump(&core, &dir, request) {
-                tracing::warn!(%request, error, "no dump");
-            }
-        });
+        let spawned = std::thread::Builder::new()
+            .name("dump".into())
+            .spawn(move || {
+                let _ = asking.send(());
+                if let Err(error) = dump(&core, &dir, request) {
+                    tracing::warn!(%request, error, "no dump");
+                }
+            });
         if spawned.is_ok() && asked.recv_timeout(ASKED).is_ok() {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -60,7 +62,10 @@ fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
         StoreReply::Value(v) => v.record.migration_epoch.max(MigrationEpoch(1)),
         _ => return Err("no record".into()),
     };
-    let held = core.adapter.hold(request, epoch, Instant::now() + HOLD).map_err(|e| text(&e))?;
+    let held = core
+        .adapter
+        .hold(request, epoch, Instant::now() + HOLD)
+        .map_err(|e| text(&e))?;
     let outcome = (|| {
         let pinned = core.adapter.pin(request, epoch).map_err(|e| text(&e))?;
         let written = (|| {
@@ -68,8 +73,14 @@ fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
             let (header, mut bytes) = (&core.capabilities.header, Vec::new());
             kv::gather(&*core.adapter, header, view, 0..held.kv_len, &mut bytes)
                 .map_err(|e| text(&e))?;
-            let control = core.adapter.export_control(view, owner).map_err(|e| text(&e))?;
-            for (file, bytes) in files(dir, request, held.seal).iter().zip([bytes, control.bytes]) {
+            let control = core
+                .adapter
+                .export_control(view, owner)
+                .map_err(|e| text(&e))?;
+            for (file, bytes) in files(dir, request, held.seal)
+                .iter()
+                .zip([bytes, control.bytes])
+            {
                 // Under another name first: a reader finds a whole file or none.
                 let part = file.with_extension("part");
                 std::fs::write(&part, bytes).map_err(|e| text(&e))?;
@@ -80,6 +91,8 @@ fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
         core.adapter.unpin(pinned.pin).map_err(|e| text(&e))?;
         written
     })();
-    core.adapter.release_hold(request, epoch).map_err(|e| text(&e))?;
+    core.adapter
+        .release_hold(request, epoch)
+        .map_err(|e| text(&e))?;
     outcome
 }

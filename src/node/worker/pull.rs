@@ -35,7 +35,11 @@ pub struct Work {
 /// Connects to the source's bulk listeners before the first offer comes.
 pub fn warm(core: &Arc<Core>, spec: &SourceSpec) {
     let path = spec.options.path;
-    let grants: Vec<_> = spec.pools.iter().filter_map(|p| Granted::decode(&p.grant).ok()).collect();
+    let grants: Vec<_> = spec
+        .pools
+        .iter()
+        .filter_map(|p| Granted::decode(&p.grant).ok())
+        .collect();
     let bulk = Arc::clone(&core.bulk);
     core.jobs.run(move || {
         for granted in grants {
@@ -87,10 +91,16 @@ fn pull_group(core: &Core, work: &Work, pool: usize) -> Result<PullReport, KvErr
     plan_copy(&src, &dst, tokens.clone(), &mut runs)?;
     let spans = runs
         .into_iter()
-        .map(|r| Span { remote_off: r.src_off, local_off: r.dst_off, len: r.len })
+        .map(|r| Span {
+            remote_off: r.src_off,
+            local_off: r.dst_off,
+            len: r.len,
+        })
         .collect();
     let lease = core.adapter.stage_write(work.stage, source.group, tokens)?;
     let deadline = instant_at(work.deadline_ns);
     let path = work.spec.options.path;
-    Ok(core.bulk.pull(path, &granted, spans, lease, deadline, &work.cancelled))
+    Ok(core
+        .bulk
+        .pull(path, &granted, spans, lease, deadline, &work.cancelled))
 }

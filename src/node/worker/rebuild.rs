@@ -39,17 +39,26 @@ enum Ready {
 impl Hands<Rebuilder> for RebuildHands<'_> {
     fn perform(&mut self, work: Do) -> Option<Done> {
         match work {
-            Do::Rebuild { op, image, owner_epoch, .. } => {
+            Do::Rebuild {
+                op,
+                image,
+                owner_epoch,
+                ..
+            } => {
                 self.rebuild(op, image, owner_epoch);
                 None
             }
-            Do::Activate { owner_epoch, journaled } => {
+            Do::Activate {
+                owner_epoch,
+                journaled,
+            } => {
                 self.activate(owner_epoch, journaled);
                 None
             }
             Do::Discard { .. } => {
                 self.at.submit = None;
-                if let Some(Err(error)) = self.at.stage.take().map(|s| self.core.adapter.disarm(s)) {
+                if let Some(Err(error)) = self.at.stage.take().map(|s| self.core.adapter.disarm(s))
+                {
                     tracing::warn!(%error, request = %self.slot.request, "cannot free a rebuilt stage");
                 }
                 None
@@ -62,11 +71,13 @@ impl Hands<Rebuilder> for RebuildHands<'_> {
     }
 
     fn set_timer(&mut self, timer: Timer, at_ns: u64) {
-        self.core.set_timer(self.slot.request, Role::Rebuilder, timer, at_ns);
+        self.core
+            .set_timer(self.slot.request, Role::Rebuilder, timer, at_ns);
     }
 
     fn clear_timer(&mut self, timer: Timer) {
-        self.core.clear_timer(self.slot.request, Role::Rebuilder, timer);
+        self.core
+            .clear_timer(self.slot.request, Role::Rebuilder, timer);
     }
 
     fn report(&mut self, report: Report) {
@@ -110,10 +121,20 @@ impl RebuildHands<'_> {
         core.emitter.forget(request);
         let run = match (self.at.stage.take(), self.at.submit.take()) {
             (Some(stage), _) => {
-                let activation = Activation { owner_epoch, reemit_from: journaled + 1 };
-                core.adapter.activate(stage, activation).map(drop).map_err(|e| e.to_string())
+                let activation = Activation {
+                    owner_epoch,
+                    reemit_from: journaled + 1,
+                };
+                core.adapter
+                    .activate(stage, activation)
+                    .map(drop)
+                    .map_err(|e| e.to_string())
             }
-            (None, Some(spec)) => core.engine.submit(*spec).map(drop).map_err(|e| e.to_string()),
+            (None, Some(spec)) => core
+                .engine
+                .submit(*spec)
+                .map(drop)
+                .map_err(|e| e.to_string()),
             (None, None) => Err("nothing was rebuilt".into()),
         };
         match run {

@@ -10,8 +10,8 @@ use super::core::Core;
 use crate::engine::reference::EngineError;
 use crate::id::{ErrorKind, MigrationEpoch, OwnerEpoch};
 use crate::node::convert::{self, worker_msg};
-use crate::rpc::{PROTOCOL, v1};
 use crate::rpc::v1::worker_server;
+use crate::rpc::{PROTOCOL, v1};
 
 /// What `Describe` answers beside what the core knows.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +48,9 @@ fn status(error: &EngineError) -> Status {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Status::internal(e.to_string()))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| Status::internal(e.to_string()))
 }
 
 impl Service {
@@ -59,7 +61,12 @@ impl Service {
         draining: Arc<AtomicBool>,
         stop: Arc<Notify>,
     ) -> Self {
-        Self { core, listening: Arc::new(listening), draining, stop }
+        Self {
+            core,
+            listening: Arc::new(listening),
+            draining,
+            stop,
+        }
     }
 }
 
@@ -78,7 +85,11 @@ impl worker_server::Worker for Service {
     ) -> Result<Response<v1::WorkerDescription>, Status> {
         let (core, caps) = (&self.core, &self.core.capabilities);
         let hex = |b: &[u8]| b.iter().map(|b| format!("{b:02x}")).collect::<String>();
-        let block_tokens = caps.header.groups.first().and_then(|g| core.adapter.pool(g.group).ok());
+        let block_tokens = caps
+            .header
+            .groups
+            .first()
+            .and_then(|g| core.adapter.pool(g.group).ok());
         Ok(Response::new(v1::WorkerDescription {
             worker: Some(worker_msg(&core.me)),
             protocol: PROTOCOL,
@@ -99,13 +110,20 @@ impl worker_server::Worker for Service {
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitReply>, Status> {
         if self.draining.load(Ordering::SeqCst) {
-            return Err(Status::unavailable("this worker is being emptied: try another"));
+            return Err(Status::unavailable(
+                "this worker is being emptied: try another",
+            ));
         }
         let spec = convert::generate_spec(request.into_inner())
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
         let core = Arc::clone(&self.core);
-        let prompt_tokens = blocking(move || core.admit(spec)).await?.map_err(|e| status(&e))?;
-        Ok(Response::new(v1::SubmitReply { prompt_tokens, admitted: true }))
+        let prompt_tokens = blocking(move || core.admit(spec))
+            .await?
+            .map_err(|e| status(&e))?;
+        Ok(Response::new(v1::SubmitReply {
+            prompt_tokens,
+            admitted: true,
+        }))
     }
 
     async fn abort(
@@ -115,7 +133,9 @@ impl worker_server::Worker for Service {
         let id = convert::request_id(&request.into_inner().request)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
         let core = Arc::clone(&self.core);
-        let found = blocking(move || core.abort(id)).await?.map_err(|e| status(&e))?;
+        let found = blocking(move || core.abort(id))
+            .await?
+            .map_err(|e| status(&e))?;
         Ok(Response::new(v1::AbortReply { found }))
     }
 
@@ -125,16 +145,19 @@ impl worker_server::Worker for Service {
     ) -> Result<Response<v1::WorkerStatus>, Status> {
         let core = Arc::clone(&self.core);
         let load = blocking(move || core.engine.load()).await?;
-        let requests = load.requests.into_iter().map(|(request, kv_tokens, output_tokens, state)| {
-            let epoch = self.core.owner_epoch(request).unwrap_or(OwnerEpoch(0));
-            v1::RunningRequest {
-                request: request.to_string(),
-                owner_epoch: epoch.0,
-                kv_tokens,
-                output_tokens,
-                state,
-            }
-        });
+        let requests =
+            load.requests
+                .into_iter()
+                .map(|(request, kv_tokens, output_tokens, state)| {
+                    let epoch = self.core.owner_epoch(request).unwrap_or(OwnerEpoch(0));
+                    v1::RunningRequest {
+                        request: request.to_string(),
+                        owner_epoch: epoch.0,
+                        kv_tokens,
+                        output_tokens,
+                        state,
+                    }
+                });
         Ok(Response::new(v1::WorkerStatus {
             worker: Some(worker_msg(&self.core.me)),
             draining: self.draining.load(Ordering::SeqCst),
@@ -158,7 +181,10 @@ impl worker_server::Worker for Service {
         let ask = request.into_inner();
         let id = convert::request_id(&ask.request)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let reply = self.core.measures.reply(id, MigrationEpoch(ask.migration_epoch));
+        let reply = self
+            .core
+            .measures
+            .reply(id, MigrationEpoch(ask.migration_epoch));
         Ok(Response::new(reply))
     }
 

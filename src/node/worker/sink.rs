@@ -24,7 +24,11 @@ pub struct Sink {
 impl Sink {
     /// Tokens go to `emitter`.
     pub fn new(emitter: Emitter, dump_at: Option<dump::At>) -> Self {
-        Self { emitter, core: OnceLock::new(), dump_at }
+        Self {
+            emitter,
+            core: OnceLock::new(),
+            dump_at,
+        }
     }
 
     /// Whose machines are told.
@@ -48,7 +52,8 @@ impl TokenSink for Sink {
             at.reached(&core, request, seq);
         }
         // The first token of an ownership: from here on there is a control state to recover from.
-        if !ended && !self.emitter.seen(request, epoch)
+        if !ended
+            && !self.emitter.seen(request, epoch)
             && let Some(core) = self.core()
         {
             let job = Arc::clone(&core);

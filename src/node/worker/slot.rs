@@ -135,7 +135,10 @@ pub struct Rebuilding {
 impl Slot {
     /// A request not known before.
     pub fn new(request: RequestId) -> Self {
-        Self { request, state: Mutex::default() }
+        Self {
+            request,
+            state: Mutex::default(),
+        }
     }
 
     /// The per-request lock, if it is free.

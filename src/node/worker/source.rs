@@ -50,15 +50,26 @@ impl Hands<Source> for SourceHands<'_> {
                 let result = self.pin(epoch);
                 Some(Done::Pinned { op, result })
             }
-            Do::Seal { op } => Some(Done::Sealed { op, result: self.seal() }),
+            Do::Seal { op } => Some(Done::Sealed {
+                op,
+                result: self.seal(),
+            }),
             Do::Hash { op, from, to, .. } => {
                 self.offer(op, from, to);
                 None
             }
-            Do::Hold { op, deadline_ns } => {
-                Some(Done::Held { op, result: self.hold(op.epoch, deadline_ns) })
-            }
-            Do::Export { op, from, kv_len, owner_epoch, tokens_from, .. } => {
+            Do::Hold { op, deadline_ns } => Some(Done::Held {
+                op,
+                result: self.hold(op.epoch, deadline_ns),
+            }),
+            Do::Export {
+                op,
+                from,
+                kv_len,
+                owner_epoch,
+                tokens_from,
+                ..
+            } => {
                 let result = self.export(from, kv_len, owner_epoch, tokens_from);
                 let result = result.map_err(|error| {
                     tracing::warn!(%error, request = %self.slot.request, "export failed");
@@ -72,7 +83,10 @@ impl Hands<Source> for SourceHands<'_> {
                 self.note("release hold", released.err());
                 None
             }
-            Do::Revoke { op, epoch } => Some(Done::Revoked { op, quarantined: self.revoke(epoch) }),
+            Do::Revoke { op, epoch } => Some(Done::Revoked {
+                op,
+                quarantined: self.revoke(epoch),
+            }),
             Do::Unpin { epoch, .. } => {
                 self.unpin(epoch);
                 None
@@ -96,7 +110,9 @@ impl Hands<Source> for SourceHands<'_> {
         match &msg.body {
             Body::Prepared => self.link_ahead(),
             Body::Push(_) => {
-                self.core.measures.at(self.slot.request, msg.epoch, at::PUSHED);
+                self.core
+                    .measures
+                    .at(self.slot.request, msg.epoch, at::PUSHED);
                 faults.maybe_die(Fault::KillSource, Step::Resume);
             }
             Body::Offer(_) => faults.maybe_die(Fault::KillSource, Step::Stream),
@@ -105,11 +121,13 @@ impl Hands<Source> for SourceHands<'_> {
     }
 
     fn set_timer(&mut self, timer: Timer, at_ns: u64) {
-        self.core.set_timer(self.slot.request, Role::Source, timer, at_ns);
+        self.core
+            .set_timer(self.slot.request, Role::Source, timer, at_ns);
     }
 
     fn clear_timer(&mut self, timer: Timer) {
-        self.core.clear_timer(self.slot.request, Role::Source, timer);
+        self.core
+            .clear_timer(self.slot.request, Role::Source, timer);
     }
 
     fn report(&mut self, report: Report) {
@@ -122,7 +140,9 @@ impl Hands<Source> for SourceHands<'_> {
             }
             Report::Released { quarantined } => {
                 self.core.measures.at(request, epoch, at::RELEASED);
-                self.core.measures.add(request, epoch, "quarantined", quarantined);
+                self.core
+                    .measures
+                    .add(request, epoch, "quarantined", quarantined);
                 self.payloads.drop_through(epoch);
             }
             _ => {}
@@ -175,8 +195,17 @@ impl SourceHands<'_> {
                 Cause::TransportFailed
             })?;
             let grant_bytes = grant.bytes().to_vec();
-            self.at.open.push(Open { epoch, group: group.group, grant, blocks: 0 });
-            pools.push(SourcePool { group: group.group, layout: info.layout, grant: grant_bytes });
+            self.at.open.push(Open {
+                epoch,
+                group: group.group,
+                grant,
+                blocks: 0,
+            });
+            pools.push(SourcePool {
+                group: group.group,
+                layout: info.layout,
+                grant: grant_bytes,
+            });
         }
         let spec = SourceSpec::new(&core.capabilities, &pinned, pools, self.at.options);
         self.at.pinned = Some(pinned);
@@ -191,8 +220,11 @@ impl SourceHands<'_> {
 
     fn seal(&mut self) -> Result<Sealed, Cause> {
         let pinned = self.at.pinned.as_ref().ok_or(Cause::SourceRefused)?;
-        let sealed =
-            self.core.adapter.seal_through(pinned.pin).map_err(|e| self.refused("seal", e))?;
+        let sealed = self
+            .core
+            .adapter
+            .seal_through(pinned.pin)
+            .map_err(|e| self.refused("seal", e))?;
         Ok(Sealed {
             stable_len: sealed.stable_len,
             dirty: sealed.dirty || sealed.generation != pinned.generation,
@@ -202,9 +234,14 @@ impl SourceHands<'_> {
     /// Opens the blocks of `from..to`, hashes their pages and reads their token ids, on a bulk
     /// thread; the answer comes back as an event.
     fn offer(&mut self, op: Op, from: u64, to: u64) {
-        let Some(pin) = self.at.pinned.as_ref().map(|p| p.pin) else { return };
+        let Some(pin) = self.at.pinned.as_ref().map(|p| p.pin) else {
+            return;
+        };
         self.at.told = self.at.told.max(to);
         let opened = self.open_blocks(pin.into(), to);
+        self.core
+            .measures
+            .add(self.slot.request, op.epoch, "rounds", 1);
         let (core, slot) = (Arc::clone(self.core), Arc::clone(self.slot));
         let job = move || {
             let result = opened.and_then(|()| offer_job(&core, pin.into(), from, to));
@@ -245,22 +282,37 @@ impl SourceHands<'_> {
     fn hold(&mut self, epoch: MigrationEpoch, deadline_ns: u64) -> Result<Boundary, Cause> {
         let core = self.core;
         core.faults.maybe_die(Fault::KillSource, Step::Fence);
-        let held = core.adapter.hold(self.slot.request, epoch, instant_at(deadline_ns));
+        let held = core
+            .adapter
+            .hold(self.slot.request, epoch, instant_at(deadline_ns));
         let boundary = match held {
             Ok(b) => b,
             // The stream ended at this very boundary: nothing is left to move.
             Err(AdapterError::Finished) => {
-                return Ok(Boundary { seal: 0, kv_len: 0, dirty: false, ended: true });
+                return Ok(Boundary {
+                    seal: 0,
+                    kv_len: 0,
+                    dirty: false,
+                    ended: true,
+                });
             }
             Err(e) => return Err(self.refused("cannot hold", e)),
         };
         let request = self.slot.request;
         core.measures.at(request, epoch, at::HELD);
-        core.measures.at_ns(request, epoch, at::LAST_STEP, boundary.last_step_done_ns);
+        core.measures
+            .at_ns(request, epoch, at::LAST_STEP, boundary.last_step_done_ns);
         let generation = self.at.pinned.as_ref().map(|p| p.generation);
         let dirty = boundary.sealed.dirty || Some(boundary.sealed.generation) != generation;
+        core.measures.add(request, epoch, "seal", boundary.seal);
+        core.measures.add(request, epoch, "kv-len", boundary.kv_len);
         self.at.boundary = Some(boundary);
-        Ok(Boundary { seal: boundary.seal, kv_len: boundary.kv_len, dirty, ended: false })
+        Ok(Boundary {
+            seal: boundary.seal,
+            kv_len: boundary.kv_len,
+            dirty,
+            ended: false,
+        })
     }
 
     fn export(
@@ -285,13 +337,24 @@ impl SourceHands<'_> {
         }
         let set = self.at.set.as_mut().ok_or_else(gone)?;
         if !full {
-            kv::hash_range(engine, header, view, from.max(set.covered()?)..kv_len, &mut pages)?;
+            kv::hash_range(
+                engine,
+                header,
+                view,
+                from.max(set.covered()?)..kv_len,
+                &mut pages,
+            )?;
             if from >= kv_len && !kv_len.is_multiple_of(u64::from(header.page_tokens)) {
                 engine.hash_tail(view, kv_len, &mut pages)?;
             }
         }
         let set_digest = set.finish(&pages, kv_len)?;
-        core.measures.add(request, self.at.epoch, "leaves-hashed-in-fence-source", leaves(&pages));
+        core.measures.add(
+            request,
+            self.at.epoch,
+            "leaves-hashed-in-fence-source",
+            leaves(&pages),
+        );
         let control = engine.export_control(view, owner_epoch)?;
         let section = PushParcel {
             tokens_from: self.at.told,
@@ -304,7 +367,8 @@ impl SourceHands<'_> {
         kv::gather(engine, header, view, from..kv_len, &mut payload)?;
         let tail_bytes = (payload.len() - control_bytes as usize) as u64;
         let tokens = core.emitter.unacked(request, tokens_from, seal);
-        core.measures.add(request, self.at.epoch, "fence-bytes", payload.len() as u64);
+        core.measures
+            .add(request, self.at.epoch, "fence-bytes", payload.len() as u64);
         core.measures.at(request, self.at.epoch, at::EXPORTED);
         Ok(Exported {
             set_digest: set_digest.0,
@@ -324,7 +388,9 @@ impl SourceHands<'_> {
     fn revoke(&mut self, epoch: MigrationEpoch) -> u64 {
         let deadline = Instant::now() + REVOKE;
         let mut quarantined = 0;
-        let (gone, kept) = std::mem::take(&mut self.at.open).into_iter().partition(|o: &Open| o.epoch == epoch);
+        let (gone, kept) = std::mem::take(&mut self.at.open)
+            .into_iter()
+            .partition(|o: &Open| o.epoch == epoch);
         self.at.open = kept;
         for Open { grant, .. } in gone {
             quarantined += revoke_one(self.core, &grant, deadline);
@@ -333,8 +399,9 @@ impl SourceHands<'_> {
     }
 
     fn unpin(&mut self, epoch: MigrationEpoch) {
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.at.pins).into_iter().partition(|(e, _)| *e == epoch);
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at.pins)
+            .into_iter()
+            .partition(|(e, _)| *e == epoch);
         self.at.pins = kept;
         for (_, pin) in gone {
             self.note("unpin", self.core.adapter.unpin(pin).err());
@@ -382,7 +449,14 @@ fn offer_job(
     for group in &header.groups {
         tables.push((group.group, engine.table(view, group.group, from..to)?));
     }
-    Ok((pages, OfferParcel { from, tokens, tables }))
+    Ok((
+        pages,
+        OfferParcel {
+            from,
+            tokens,
+            tables,
+        },
+    ))
 }
 
 /// Leaves hashed.

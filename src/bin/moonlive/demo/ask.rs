@@ -40,8 +40,13 @@ impl Plan {
     /// Draws the requests.
     pub fn new(args: &DemoArgs) -> Self {
         let output = u64::from(args.output);
-        let asks = (0..u64::from(args.requests)).map(|n| ask(args, n)).collect();
-        Self { asks, dump_at: output - BEFORE_END }
+        let asks = (0..u64::from(args.requests))
+            .map(|n| ask(args, n))
+            .collect();
+        Self {
+            asks,
+            dump_at: output - BEFORE_END,
+        }
     }
 }
 
@@ -78,5 +83,10 @@ fn ask(args: &DemoArgs, n: u64) -> Ask {
             "/v1/chat/completions"
         }
     };
-    Ask { request, path, body, migrate_at }
+    Ask {
+        request,
+        path,
+        body,
+        migrate_at,
+    }
 }

@@ -27,16 +27,23 @@ pub struct Verdict {
 
 /// Compares two runs.
 pub fn compare(plan: &Plan, baseline: &Outcome, live: &Outcome) -> Verdict {
-    let mut v = Verdict { identical: true, kv_equal: true, control_equal: true, ..Verdict::default() };
+    let mut v = Verdict {
+        identical: true,
+        kv_equal: true,
+        control_equal: true,
+        ..Verdict::default()
+    };
     for (n, ask) in plan.asks.iter().enumerate() {
         let (a, b) = (&baseline.transcripts[n], &live.transcripts[n]);
         let (left, right) = (a.bytes(), b.bytes());
         if left != right || a.finish.is_empty() {
             v.identical = false;
-            v.differences.push(first_difference(&ask.request, &left, &right));
+            v.differences
+                .push(first_difference(&ask.request, &left, &right));
         }
         if let Some(error) = &b.error {
-            v.differences.push(format!("request {}: {error}", ask.request));
+            v.differences
+                .push(format!("request {}: {error}", ask.request));
         }
         memory(ask.request, baseline, live, &mut v);
     }
@@ -44,11 +51,17 @@ pub fn compare(plan: &Plan, baseline: &Outcome, live: &Outcome) -> Verdict {
 }
 
 fn first_difference(request: &RequestId, left: &[u8], right: &[u8]) -> String {
-    let (left, right) = (String::from_utf8_lossy(left), String::from_utf8_lossy(right));
+    let (left, right) = (
+        String::from_utf8_lossy(left),
+        String::from_utf8_lossy(right),
+    );
     let mut lines = left.lines().zip(right.lines()).enumerate();
     match lines.find(|(_, (a, b))| a != b) {
         Some((n, (a, b))) => {
-            format!("request {request}: line {} is {a:?} without and {b:?} with the migration", n + 1)
+            format!(
+                "request {request}: line {} is {a:?} without and {b:?} with the migration",
+                n + 1
+            )
         }
         None => format!(
             "request {request}: {} lines without, {} with the migration",
@@ -59,20 +72,30 @@ fn first_difference(request: &RequestId, left: &[u8], right: &[u8]) -> String {
 }
 
 fn seals(run: &Outcome, request: RequestId) -> BTreeSet<u64> {
-    run.dumps.keys().filter(|(r, _)| *r == request).map(|(_, seal)| *seal).collect()
+    run.dumps
+        .keys()
+        .filter(|(r, _)| *r == request)
+        .map(|(_, seal)| *seal)
+        .collect()
 }
 
 fn memory(request: RequestId, baseline: &Outcome, live: &Outcome, v: &mut Verdict) {
-    let common: Vec<u64> =
-        seals(baseline, request).intersection(&seals(live, request)).copied().collect();
+    let common: Vec<u64> = seals(baseline, request)
+        .intersection(&seals(live, request))
+        .copied()
+        .collect();
     if common.is_empty() {
         v.kv_equal = false;
         v.control_equal = false;
-        v.differences.push(format!("request {request}: no KV was written by both runs"));
+        v.differences
+            .push(format!("request {request}: no KV was written by both runs"));
         return;
     }
     for seal in common {
-        let (a, b) = (&baseline.dumps[&(request, seal)], &live.dumps[&(request, seal)]);
+        let (a, b) = (
+            &baseline.dumps[&(request, seal)],
+            &live.dumps[&(request, seal)],
+        );
         match (std::fs::read(&a.0), std::fs::read(&b.0)) {
             (Ok(left), Ok(right)) => {
                 v.kv_bytes += left.len() as u64;
@@ -109,7 +132,9 @@ fn control(path: &Path) -> anyhow::Result<Vec<u8>> {
         .map_err(|e| anyhow::anyhow!("{} is no control state: {e}", path.display()))?;
     state.identity.state_seq = 0;
     state.scheduling.remaining_ns = None;
-    state.encode().map_err(|e| anyhow::anyhow!("the control state does not encode: {e}"))
+    state
+        .encode()
+        .map_err(|e| anyhow::anyhow!("the control state does not encode: {e}"))
 }
 
 /// Keeps both runs' transcripts and dumps for `cmp`.
@@ -130,7 +155,10 @@ pub fn keep(out: &Path, plan: &Plan, baseline: &Outcome, live: &Outcome) -> anyh
         write(format!("{name}.txt"), texts.as_bytes())?;
         for ((request, seal), (kv, control)) in &run.dumps {
             write(format!("{name}-{request}-{seal}.kv"), &std::fs::read(kv)?)?;
-            write(format!("{name}-{request}-{seal}.control"), &std::fs::read(control)?)?;
+            write(
+                format!("{name}-{request}-{seal}.control"),
+                &std::fs::read(control)?,
+            )?;
         }
     }
     Ok(())

@@ -42,7 +42,11 @@ fn victim(fault: Fault, transport: TransportKind) -> &'static str {
     match fault {
         // Where the payload is read and sent: the owner's side over TCP, the reader's elsewhere.
         Fault::CorruptWire | Fault::CorruptSourceRead | Fault::SlowLink | Fault::LateWrite => {
-            if transport == TransportKind::Tcp { "w0" } else { "w1" }
+            if transport == TransportKind::Tcp {
+                "w0"
+            } else {
+                "w1"
+            }
         }
         Fault::KillSource | Fault::StaleEpoch => "w0",
         Fault::CorruptResidentEarly
@@ -59,8 +63,15 @@ pub fn draw(kind: InjectKind, args: &DemoArgs) -> Injected {
     let fault = of(kind);
     let steps = fault.steps();
     let step = steps[(spread(args.seed ^ 0xfa17) % steps.len() as u64) as usize];
-    let plan = Plan { fault, step, seed: args.seed };
-    Injected { plan, victim: victim(fault, args.transport) }
+    let plan = Plan {
+        fault,
+        step,
+        seed: args.seed,
+    };
+    Injected {
+        plan,
+        victim: victim(fault, args.transport),
+    }
 }
 
 impl Injected {

@@ -75,7 +75,12 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
         }
         // One after the other, so that the first request is on the first worker in every run.
         if n == 0 {
-            wait_until(Instant::now() + CALL, async || owner(&ctx.gateway, setup.plan.asks[0].request).await.is_some()).await;
+            wait_until(Instant::now() + CALL, async || {
+                owner(&ctx.gateway, setup.plan.asks[0].request)
+                    .await
+                    .is_some()
+            })
+            .await;
         }
     }
     let mut outcome = Outcome::default();
@@ -122,9 +127,16 @@ async fn wait_for_workers(gateway: &Gateway) -> anyhow::Result<()> {
 }
 
 async fn entry(gateway: &Gateway, request: RequestId) -> Option<v1::RequestEntry> {
-    let list = gateway.clone().requests(v1::RequestsRequest { limit: 1000 }).await.ok()?;
+    let list = gateway
+        .clone()
+        .requests(v1::RequestsRequest { limit: 1000 })
+        .await
+        .ok()?;
     let name = request.to_string();
-    list.into_inner().requests.into_iter().find(|r| r.request == name)
+    list.into_inner()
+        .requests
+        .into_iter()
+        .find(|r| r.request == name)
 }
 
 async fn owner(gateway: &Gateway, request: RequestId) -> Option<String> {
@@ -137,10 +149,19 @@ async fn migrate(
     ask: Ask,
     mut progress: watch::Receiver<u64>,
 ) -> anyhow::Result<v1::MigrationReport> {
-    if progress.wait_for(|seen| *seen >= ask.migrate_at).await.is_err() {
-        return Ok(v1::MigrationReport { cause: "request-ended".into(), ..Default::default() });
+    if progress
+        .wait_for(|seen| *seen >= ask.migrate_at)
+        .await
+        .is_err()
+    {
+        return Ok(v1::MigrationReport {
+            cause: "request-ended".into(),
+            ..Default::default()
+        });
     }
-    let from = owner(&ctx.gateway, ask.request).await.context("nobody owns the request")?;
+    let from = owner(&ctx.gateway, ask.request)
+        .await
+        .context("nobody owns the request")?;
     let to = if from == "w0" { "w1" } else { "w0" };
     ctx.say.migrating(&ask, &from, to);
     let asked = v1::MigrateRequest {
@@ -168,14 +189,19 @@ async fn follow(
     say: &Say,
     started: Instant,
 ) -> Result<v1::MigrationReport, tonic::Status> {
-    let mut events = CoordinatorClient::new(channel).migrate(asked).await?.into_inner();
+    let mut events = CoordinatorClient::new(channel)
+        .migrate(asked)
+        .await?
+        .into_inner();
     while let Some(event) = events.message().await? {
         say.event(&event, started);
         if let Some(report) = event.report {
             return Ok(report);
         }
     }
-    Err(tonic::Status::unavailable("the coordinator ended the stream"))
+    Err(tonic::Status::unavailable(
+        "the coordinator ended the stream",
+    ))
 }
 
 /// The coordinator is gone: the record says how it ended.
@@ -197,7 +223,10 @@ async fn decided(ctx: &Ctx, ask: &Ask, from: &str) -> anyhow::Result<v1::Migrati
         "" => "never-begun".to_owned(),
         other => other.to_owned(),
     };
-    let worker = |id: &str| v1::WorkerRef { id: id.into(), incarnation: 0 };
+    let worker = |id: &str| v1::WorkerRef {
+        id: id.into(),
+        incarnation: 0,
+    };
     Ok(v1::MigrationReport {
         request: e.request,
         migration_epoch: e.last_epoch,
@@ -221,7 +250,9 @@ struct Attended {
 
 impl Attended {
     fn look(&mut self, cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<()> {
-        let Some(fault) = setup.fault.filter(|_| !self.done) else { return Ok(()) };
+        let Some(fault) = setup.fault.filter(|_| !self.done) else {
+            return Ok(());
+        };
         match fault.plan.fault {
             Fault::PauseCoordinator => match self.stopped_at {
                 None if !fired(&setup.dir).is_empty() => self.stopped_at = Some(Instant::now()),
@@ -235,7 +266,9 @@ impl Attended {
             Fault::KillCoordinator => {
                 if cluster.coordinator.ended().is_some() {
                     self.done = true;
-                    setup.say.note("another coordinator is started and takes over");
+                    setup
+                        .say
+                        .note("another coordinator is started and takes over");
                     cluster.restart_coordinator()?;
                 }
             }
@@ -271,12 +304,18 @@ pub async fn leaks(cluster: &mut Cluster, dead: Option<&str>) -> Vec<String> {
 
 async fn held(at: &str) -> Result<(), String> {
     let endpoint: Endpoint = at.parse().map_err(|e| format!("{e}"))?;
-    let channel = rpc::connect(&endpoint, CALL).await.map_err(|e| e.to_string())?;
+    let channel = rpc::connect(&endpoint, CALL)
+        .await
+        .map_err(|e| e.to_string())?;
     let client = Arc::new(WorkerClient::new(channel));
     let mut last = String::new();
     let settled = wait_until(Instant::now() + SETTLE, async || {
-        let status = WorkerClient::clone(&client).status(v1::WorkerStatusRequest {}).await;
-        let Ok(s) = status.map(tonic::Response::into_inner) else { return false };
+        let status = WorkerClient::clone(&client)
+            .status(v1::WorkerStatusRequest {})
+            .await;
+        let Ok(s) = status.map(tonic::Response::into_inner) else {
+            return false;
+        };
         let unused = s.blocks_free + s.blocks_cached;
         last = format!(
             "{} blocks, {} requests, {} pins, {} stages, {} bytes in quarantine",

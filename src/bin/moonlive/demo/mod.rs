@@ -52,7 +52,11 @@ pub fn run(args: DemoArgs, json: bool) -> anyhow::Result<()> {
     let summary = summary::Summary::new(&args, &plan, &baseline, &live, &verdict, fault.as_ref());
     say.closing(&summary, &verdict, out.as_deref());
     println_json(json, &summary);
-    if summary.pass() { Ok(()) } else { Err(coded(Code::Fail, "")) }
+    if summary.pass() {
+        Ok(())
+    } else {
+        Err(coded(Code::Fail, ""))
+    }
 }
 
 /// The summary object is the last line of standard output under `--json`.
@@ -68,7 +72,10 @@ fn check(args: &DemoArgs) -> anyhow::Result<()> {
         return wrong(format!("--requests {}: 1 to 64", args.requests));
     }
     if args.output < 64 {
-        return wrong(format!("--output {}: at least 64, so that there is a middle", args.output));
+        return wrong(format!(
+            "--output {}: at least 64, so that there is a middle",
+            args.output
+        ));
     }
     if args.context == 0 {
         return wrong("--context must be at least 1".into());
@@ -92,5 +99,6 @@ fn subdir(dir: &Path, name: &str) -> anyhow::Result<PathBuf> {
 
 fn prepare_out(dir: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    dir.canonicalize().with_context(|| format!("cannot use {}", dir.display()))
+    dir.canonicalize()
+        .with_context(|| format!("cannot use {}", dir.display()))
 }

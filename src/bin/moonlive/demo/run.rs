@@ -37,8 +37,6 @@ pub struct Setup<'a> {
 /// A fault that fired, as its victim wrote down.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Fired {
-    /// Which.
-    pub fault: String,
     /// Whose.
     pub by: String,
     /// When.
@@ -78,7 +76,11 @@ fn extra(setup: &Setup<'_>) -> Vec<(String, String)> {
         extra.push((daemon.to_owned(), name.to_owned()));
         extra.push((daemon.to_owned(), value));
     };
-    let workers = if setup.args.transport == TransportKind::Local { &["w0"][..] } else { &["w0", "w1"] };
+    let workers = if setup.args.transport == TransportKind::Local {
+        &["w0"][..]
+    } else {
+        &["w0", "w1"]
+    };
     for worker in workers {
         flag(worker, "--dump-at", setup.plan.dump_at.to_string());
     }
@@ -116,7 +118,9 @@ pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
         .context("cannot start the runtime")?;
     let mut outcome = runtime.block_on(live::drive(&mut cluster, setup))?;
     let casualties = setup.fault.map(|f| f.victim);
-    outcome.leaks.extend(runtime.block_on(live::leaks(&mut cluster, casualties)));
+    outcome
+        .leaks
+        .extend(runtime.block_on(live::leaks(&mut cluster, casualties)));
     outcome.fired = fired(&setup.dir);
     for name in cluster.stop() {
         if casualties != Some(name.as_str()) {
@@ -130,7 +134,9 @@ pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
 /// What the victims wrote down so far.
 pub fn fired(dir: &Path) -> Vec<Fired> {
     let text = std::fs::read_to_string(dir.join(FIRED_FILE)).unwrap_or_default();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 /// Finds the files that the workers wrote.
@@ -140,8 +146,12 @@ fn dumps(dir: &Path) -> anyhow::Result<Dumps> {
         let path = entry?.path();
         let is_kv = path.extension().is_some_and(|e| e == "kv");
         let stem = path.file_stem().and_then(|s| s.to_str()).filter(|_| is_kv);
-        let Some((request, seal)) = stem.and_then(|s| s.split_once('-')) else { continue };
-        let (Ok(request), Ok(seal)) = (request.parse(), seal.parse()) else { continue };
+        let Some((request, seal)) = stem.and_then(|s| s.split_once('-')) else {
+            continue;
+        };
+        let (Ok(request), Ok(seal)) = (request.parse(), seal.parse()) else {
+            continue;
+        };
         let control = path.with_extension("control");
         if control.exists() {
             found.insert((request, seal), (path, control));

@@ -31,7 +31,11 @@ fn ms(d: Duration) -> String {
 impl Say {
     /// `chat` streams the text to the terminal.
     pub fn new(silent: bool, chat: bool) -> Self {
-        Self { silent, chat, midline: Arc::default() }
+        Self {
+            silent,
+            chat,
+            midline: Arc::default(),
+        }
     }
 
     fn line(&self, text: &str) {
@@ -66,7 +70,10 @@ impl Say {
     pub fn baseline_done(&self, run: &Outcome) {
         let tokens: usize = run.transcripts.iter().map(|t| t.tokens.len()).sum();
         let rate = tokens as f64 / run.took.as_secs_f64();
-        self.line(&format!("   {tokens} tokens in {:.1} s ({rate:.0} a second)", run.took.as_secs_f64()));
+        self.line(&format!(
+            "   {tokens} tokens in {:.1} s ({rate:.0} a second)",
+            run.took.as_secs_f64()
+        ));
         self.line("2. the same requests again, in new processes, and each moves while it decodes");
     }
 
@@ -82,7 +89,11 @@ impl Say {
 
     /// A migration is asked for.
     pub fn migrating(&self, ask: &Ask, from: &str, to: &str) {
-        self.line(&format!("   {} at token {}: {from} -> {to}", short(&ask.request.to_string()), ask.migrate_at));
+        self.line(&format!(
+            "   {} at token {}: {from} -> {to}",
+            short(&ask.request.to_string()),
+            ask.migrate_at
+        ));
     }
 
     /// A phase began.
@@ -97,20 +108,40 @@ impl Say {
         // The coordinator's clock is this machine's.
         let ago = Duration::from_nanos(now_ns().saturating_sub(event.at_ns));
         let at = started.elapsed().saturating_sub(ago);
-        let detail = if event.detail.is_empty() { String::new() } else { format!("  {}", event.detail) };
-        self.line(&format!("   {:>9.1} ms  {:<8}{detail}", at.as_secs_f64() * 1e3, event.phase));
+        let detail = if event.detail.is_empty() {
+            String::new()
+        } else {
+            format!("  {}", event.detail)
+        };
+        self.line(&format!(
+            "   {:>9.1} ms  {:<8}{detail}",
+            at.as_secs_f64() * 1e3,
+            event.phase
+        ));
     }
 
     fn report(&self, r: &v1::MigrationReport) {
-        let outcome = if r.migrated { "moved" } else { "stayed where it was" };
-        self.line(&format!("   {} {outcome}; cause: {}", short(&r.request), r.cause));
+        let outcome = if r.migrated {
+            "moved"
+        } else {
+            "stayed where it was"
+        };
+        self.line(&format!(
+            "   {} {outcome}; cause: {}",
+            short(&r.request),
+            r.cause
+        ));
         for p in &r.phases {
             let took = Duration::from_nanos(p.took_ns);
             let fenced = matches!(
                 p.phase.as_str(),
                 "COPY-TAIL" | "IMPORT-TAIL" | "VERIFY" | "ARM" | "COMMIT" | "RESUME"
             );
-            let mark = if fenced { "| the request stands still" } else { "" };
+            let mark = if fenced {
+                "| the request stands still"
+            } else {
+                ""
+            };
             self.line(&format!("     {:<12}{:>12}  {mark}", p.phase, ms(took)));
         }
         if r.migrated {
@@ -132,16 +163,29 @@ impl Say {
 
     /// The coordinator does not answer any more.
     pub fn coordinator_lost(&self, status: &tonic::Status) {
-        self.line(&format!("   the coordinator is gone ({}); the record decides", status.message()));
+        self.line(&format!(
+            "   the coordinator is gone ({}); the record decides",
+            status.message()
+        ));
     }
 
     /// The end.
     pub fn closing(&self, summary: &Summary, verdict: &Verdict, out: Option<&Path>) {
         self.line("3. compared");
         let yes = |b: bool| if b { "equal" } else { "DIFFERENT" };
-        self.line(&format!("   streams, byte for byte      {}", yes(verdict.identical)));
-        self.line(&format!("   KV, {} bytes          {}", verdict.kv_bytes, yes(verdict.kv_equal)));
-        self.line(&format!("   control state               {}", yes(verdict.control_equal)));
+        self.line(&format!(
+            "   streams, byte for byte      {}",
+            yes(verdict.identical)
+        ));
+        self.line(&format!(
+            "   KV, {} bytes          {}",
+            verdict.kv_bytes,
+            yes(verdict.kv_equal)
+        ));
+        self.line(&format!(
+            "   control state               {}",
+            yes(verdict.control_equal)
+        ));
         for difference in &verdict.differences {
             self.line(&format!("   {difference}"));
         }
@@ -149,7 +193,12 @@ impl Say {
             self.line(&format!("   left over: {leak}"));
         }
         if let Some(out) = out {
-            self.line(&format!("   kept in {}: cmp {}/baseline.stream {}/migrated.stream", out.display(), out.display(), out.display()));
+            self.line(&format!(
+                "   kept in {}: cmp {}/baseline.stream {}/migrated.stream",
+                out.display(),
+                out.display(),
+                out.display()
+            ));
         }
         for line in summary.lines() {
             self.line(&format!("   {line}"));

@@ -56,14 +56,20 @@ impl Summary {
             .unwrap_or("none")
             .to_owned();
         let us = |ns: u64| ns / 1000;
-        let pauses: Vec<u64> =
-            live.reports.iter().filter(|r| r.migrated && r.fence_pause_ns > 0).map(|r| us(r.fence_pause_ns)).collect();
+        let pauses: Vec<u64> = live
+            .reports
+            .iter()
+            .filter(|r| r.migrated && r.fence_pause_ns > 0)
+            .map(|r| us(r.fence_pause_ns))
+            .collect();
         let mut phases: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
         for p in live.reports.iter().flat_map(|r| &r.phases) {
             phases.entry(&p.phase).or_default().push(us(p.took_ns));
         }
-        let medians: BTreeMap<&str, Value> =
-            phases.into_iter().map(|(name, all)| (name, percentiles(all)["p50"].clone())).collect();
+        let medians: BTreeMap<&str, Value> = phases
+            .into_iter()
+            .map(|(name, all)| (name, percentiles(all)["p50"].clone()))
+            .collect();
         let gaps = client_gaps(live);
         let sum = |f: fn(&moonlivekv::rpc::v1::MigrationReport) -> u64| {
             live.reports.iter().map(f).sum::<u64>()
@@ -100,9 +106,17 @@ impl Summary {
         let mut lines = Vec::new();
         if let Some(f) = fault {
             let at = fired.map_or("nowhere", |f| f.at_step.as_str());
-            lines.push(format!("injected {}: fired at {at}; cause named: {cause}", f.plan.fault.name()));
+            lines.push(format!(
+                "injected {}: fired at {at}; cause named: {cause}",
+                f.plan.fault.name()
+            ));
         }
-        Self { pass, leaks, lines, json }
+        Self {
+            pass,
+            leaks,
+            lines,
+            json,
+        }
     }
 
     /// Whether everything is as it should be.
@@ -128,7 +142,11 @@ impl Summary {
 
 /// The time each client waited for its first token after the flip, in microseconds.
 fn client_gaps(live: &Outcome) -> Vec<u64> {
-    let moved = live.reports.iter().zip(&live.transcripts).filter(|(r, _)| r.migrated && r.seal > 0);
+    let moved = live
+        .reports
+        .iter()
+        .zip(&live.transcripts)
+        .filter(|(r, _)| r.migrated && r.seal > 0);
     moved
         .filter_map(|(r, t)| t.gap_before(r.seal + 1))
         .map(|gap| u64::try_from(gap.as_micros()).unwrap_or(u64::MAX))
