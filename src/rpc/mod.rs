@@ -1,6 +1,7 @@
 //! The control RPC: gRPC over loopback TCP or unix sockets, with bounded messages and a deadline
 //! on every call. Nothing on the fence's critical path goes through here.
 
+pub mod adapter;
 mod dial;
 mod serve;
 
