@@ -76,7 +76,7 @@ pub fn serve_if_asked() {
 }
 
 /// Runs one bench.
-pub fn run(args: &BenchArgs, json: bool) -> anyhow::Result<()> {
+pub fn run(args: BenchArgs, json: bool) -> anyhow::Result<()> {
     let mut rows = Rows::new(json);
     match &args.which {
         Which::Digest(a) => digest::run(a, &mut rows)?,
