@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Identity {
     /// The request.
     pub request_id: RequestId,
-    /// Counts exports of this request's state; engine part and front-end part share it.
+    /// Counts the boundaries at which this request was frozen for export, so that engine part and
+    /// front-end part of one export share a number. Unchanged from FENCED to ARM.
     pub state_seq: u64,
 }
 

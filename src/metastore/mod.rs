@@ -14,20 +14,38 @@
 //! * **Leases buy liveness only**: [`MetaStore::lease_acquire`] elects who *drives*; no right to
 //!   change anything follows from it.
 //!
-//! The trait asks nothing that an etcd cluster cannot give
+//! [`EmbeddedStore`] is one writer over an append log, hosted in one process; [`RemoteStore`]
+//! reaches it over framed sockets ([`StoreServer`]); [`conformance`] is the one suite that each
+//! implementation passes. The trait asks nothing that an etcd cluster cannot give
 //! (`mod_revision` compare in a transaction, `get` linearizable, `watch` from a revision, leases;
 //! the idempotency key is a second record in the same transaction).
 
 #![deny(unsafe_code)]
 
+pub mod conformance;
+mod embedded;
 mod error;
+mod lease;
+mod logged;
+pub mod measure;
+pub mod msg;
+mod options;
+mod remote;
+mod served;
+mod server;
+mod state;
 mod types;
 
 pub use crate::route::Revision;
+pub use embedded::EmbeddedStore;
 pub use error::StoreError;
+pub use logged::read_segment;
+pub use options::{Durability, EmbeddedOptions, Hook, Step, StoreStats};
+pub use remote::{RemoteOptions, RemoteStore};
+pub use server::{ReplyFilter, ServerOptions, StoreServer};
 pub use types::{
     Cas, CasOutcome, Change, Event, LeaseOutcome, LeaseTerm, Listing, MAX_KEY, MAX_VALUE, OpId,
-    Versioned, WatchBatch, check_key, check_value,
+    Versioned, WatchBatch, check_key, check_prefix, check_value,
 };
 
 use std::time::{Duration, Instant};
@@ -38,7 +56,8 @@ pub trait MetaStore: Send + Sync {
     /// The record under `key`, or `None`.
     fn get(&self, key: &str, deadline: Instant) -> Result<Option<Versioned>, StoreError>;
 
-    /// Changes one record if it is still at the revision the caller has seen.
+    /// Changes one record if it is still at the revision the caller has seen. Removing what is
+    /// absent changes nothing and reads as a conflict with nothing.
     ///
     /// A retry with the same [`OpId`] after a lost reply returns the original outcome, as long as
     /// the store remembers it (the last some thousand changes); later it is judged anew, which is
@@ -88,3 +107,6 @@ pub trait MetaStore: Send + Sync {
         deadline: Instant,
     ) -> Result<(), StoreError>;
 }
+
+#[cfg(test)]
+mod tests;

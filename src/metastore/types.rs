@@ -165,6 +165,14 @@ pub fn check_key(key: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Refuses prefixes longer than any key. The empty one is that of all records.
+pub fn check_prefix(prefix: &str) -> Result<(), StoreError> {
+    if prefix.len() > MAX_KEY {
+        return Err(StoreError::Key { len: prefix.len() });
+    }
+    Ok(())
+}
+
 /// Refuses values that a store will not take.
 pub fn check_value(value: &[u8]) -> Result<(), StoreError> {
     if value.len() > MAX_VALUE {

@@ -10,7 +10,7 @@
 
 use super::msg::Msg;
 use crate::id::{MigrationEpoch, WorkerRef};
-use crate::route::{Cause, Revision, RouteRecord, Versioned};
+use crate::route::{Cause, Revision, RouteRecord, Versioned, same_worker};
 
 /// Idempotency key of one action: unique within a request and party, also across attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -24,12 +24,19 @@ pub struct Op {
 /// Where a message goes or comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Peer {
-    /// One life of a worker. An executor must not deliver to another life of the same name.
+    /// One life of a worker.
     Worker(WorkerRef),
     /// A coordinator, by its start-up nonce (the intent's `driver`).
     Coordinator(u64),
     /// The gateway that accepts the request's tokens.
     Gateway,
+}
+
+impl Peer {
+    /// Whether this is that life of that worker.
+    pub(crate) fn is_worker(&self, worker: &WorkerRef) -> bool {
+        matches!(self, Peer::Worker(w) if same_worker(w, worker))
+    }
 }
 
 /// Bytes that travel with a message and that no machine looks at: the executor keeps them under
@@ -85,7 +92,8 @@ pub enum StoreReply {
 /// What a machine is told.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event<D> {
-    /// A message arrived. The executor has checked that it was addressed to this incarnation.
+    /// A message arrived. It may be late, repeated, or meant for an earlier life of this worker:
+    /// the machine tells.
     Recv {
         /// Who sent it.
         from: Peer,

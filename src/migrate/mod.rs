@@ -13,13 +13,13 @@
 #![deny(unsafe_code)]
 
 pub mod acceptor;
-// pub mod codec;
+pub mod codec;
 pub mod coordinator;
-// pub mod decide;
+pub mod decide;
 pub mod destination;
 pub mod io;
 pub mod limits;
 pub mod msg;
 pub mod recovery;
-// pub mod shaper;
+pub mod shaper;
 pub mod source;

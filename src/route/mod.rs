@@ -11,6 +11,7 @@ pub mod mutants;
 mod record;
 
 pub use codec::{DecodeError, Reader, Writer};
+pub(crate) use record::same_worker;
 pub use record::{
     Cause, ControlSeal, Decision, FenceCertificate, Intent, Origin, Outcome, Party, Refused,
     RouteOp, RoutePhase, RouteRecord, Verdict,

@@ -2,7 +2,8 @@
 
 use super::error::{Doing, WireError};
 use super::frame::{FrameHeader, HEADER_BYTES, RunningCrc, crc32c};
-use super::sock::{Closer, Limits, Socket, Wait, retry};
+use super::sock::{Closer, Limits, Socket, Wait, poll_one, retry};
+use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, recv};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -140,6 +141,18 @@ impl RecvHalf {
     /// Bytes of a next frame were received already: `poll(2)` on the socket would not show them.
     pub fn has_buffered(&self) -> bool {
         self.end > self.start
+    }
+
+    /// True if nothing has arrived and the peer has not closed: a kept connection on which no
+    /// answer is due is fit for use only then.
+    pub fn is_quiet(&self) -> bool {
+        let flags = PollFlags::IN | PollFlags::RDHUP;
+        !self.broken
+            && !self.has_buffered()
+            && matches!(
+                poll_one(self.socket.fd.as_fd(), flags, Instant::now()),
+                Ok(false)
+            )
     }
 
     /// Bytes of the reusable buffer.

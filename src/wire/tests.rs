@@ -279,6 +279,17 @@ fn a_dead_peer_is_told_from_a_cut_frame() {
 }
 
 #[test]
+fn a_kept_connection_whose_peer_is_gone_shows_it_before_it_is_used() {
+    let (mut conn, peer) = hostile(Limits::default());
+    assert!(conn.halves().1.is_quiet());
+    drop(peer);
+    assert!(!conn.halves().1.is_quiet());
+    let (mut conn, mut peer) = hostile(Limits::default());
+    peer.write_all(b"unasked").unwrap();
+    assert!(!conn.halves().1.is_quiet());
+}
+
+#[test]
 fn a_frame_in_drops_is_put_together_and_a_timeout_loses_nothing() {
     let (mut conn, mut peer) = hostile(Limits::default());
     for byte in frame_bytes(1, 2, b"drop by drop") {

@@ -8,8 +8,8 @@ use crate::mem::MemError;
 use crate::page::PageError;
 use std::fmt;
 
-/// The state of a stage, for messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The state of a stage, for messages; in the order a stage goes through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StageState {
     /// Room is reserved; tokens and KV may be written.
     Open,
@@ -174,6 +174,14 @@ pub enum AdapterError {
         /// NVIDIA XID, if reported.
         xid: Option<u32>,
     },
+    /// Whatever else an engine in another process reports.
+    #[error("{text}")]
+    Remote {
+        /// What a caller can do about it.
+        kind: ErrorKind,
+        /// The engine's words.
+        text: String,
+    },
     /// The engine's process cannot be reached.
     #[error("the engine's process cannot be reached: {0}")]
     EngineLost(String),
@@ -190,6 +198,7 @@ impl AdapterError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::DrainDeadline | Self::OutOfBlocks { .. } | Self::Busy => ErrorKind::Retryable,
+            Self::Remote { kind, .. } => *kind,
             Self::EngineLost(_) | Self::WrongIncarnation { .. } => ErrorKind::PeerLost,
             Self::DeviceLost { xid } => ErrorKind::DeviceLost { xid: *xid },
             Self::SealedDirty | Self::ReplayMismatch(_) => ErrorKind::Integrity,

@@ -4,7 +4,7 @@ use crate::control_state::{Claim, ControlDigest, Fingerprint, RngKind};
 use crate::digest::{LeafDigest, PageDigest, SetDigest};
 use crate::id::{Incarnation, MigrationEpoch, OwnerEpoch, RequestId};
 use crate::mem::BlockPool;
-use crate::page::{BlockLayout, ObjectSetHeader};
+use crate::page::{BlockLayout, ObjectSetHeader, PageSpan};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -178,10 +178,23 @@ pub struct PageRow {
     pub group: u16,
     /// Page index in the request: tokens from `page * page_tokens`.
     pub page: u32,
-    /// Tokens hashed, 1 ..= page_tokens. Slots past them are not part of the digest.
+    /// First slot hashed: 0, but for the first page a sliding window still holds a part of.
+    pub first_slot: u16,
+    /// Tokens hashed from there, at least 1. Other slots are not part of the digest.
     pub valid_tokens: u16,
     /// Digest over `valid_tokens` and the leaves.
     pub digest: PageDigest,
+}
+
+impl PageRow {
+    /// The slots hashed.
+    pub fn span(&self) -> PageSpan {
+        PageSpan {
+            page: self.page,
+            from: self.first_slot,
+            to: self.first_slot.saturating_add(self.valid_tokens),
+        }
+    }
 }
 
 impl PageDigests {

@@ -1,5 +1,7 @@
 //! What an engine is started with: the model, the paged pool and the batch limits.
 
+use crate::control_state::ProfilePolicy;
+use crate::page::Scheme;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -110,6 +112,8 @@ pub struct EngineConfig {
     pub blocks: u32,
     /// Tokens of a canonical page (digests and migration), 1 to 256; independent of `block_tokens`.
     pub page_tokens: u16,
+    /// How pages are hashed; both ends of a migration must agree.
+    pub scheme: Scheme,
     /// Blocks are handed out in an order drawn from this seed (0: the pool's own order).
     pub block_shuffle_seed: u64,
     /// Most requests in one step.
@@ -126,6 +130,8 @@ pub struct EngineConfig {
     pub threads: usize,
     /// Share full blocks of equal prefixes between requests.
     pub prefix_cache: bool,
+    /// Whose requests this engine takes over.
+    pub profile_policy: ProfilePolicy,
     /// Map the pool as a memfd, so that other processes can be given read-only access.
     pub shared_memory: bool,
 }
@@ -140,6 +146,7 @@ impl EngineConfig {
             order: KvOrder::Nhd,
             blocks: 1024,
             page_tokens: 16,
+            scheme: Scheme::default(),
             block_shuffle_seed: 0,
             max_batch: 32,
             max_step_tokens: 512,
@@ -148,6 +155,7 @@ impl EngineConfig {
             max_context: 0,
             threads: 1,
             prefix_cache: true,
+            profile_policy: ProfilePolicy::exact(),
             shared_memory: false,
         }
     }

@@ -6,7 +6,7 @@
 //! additions and multiplications in one fixed order, with no fused multiply-add and no function of
 //! the platform's libm.
 //!
-//! ```text
+//! ```ignore
 //! let engine = Engine::start(EngineConfig::tiny(7), sink)?;      // driver thread
 //! let engine = Engine::stepper(EngineConfig::tiny(7), sink)?;    // no thread: engine.step()
 //! engine.submit(GenerateSpec::new(id, Prompt::Text("...".into())))?;
@@ -17,19 +17,48 @@
 //! engine.tokenize(&prompt)?; engine.detokenize(&ids);
 //! engine.shutdown();                       // also on drop of the last handle
 //! ```
-//! [`Engine`](EngineConfig) is a cheap handle (`Clone`, `Send`, `Sync`) and implements the
+//! [`Engine`] is a cheap handle (`Clone`, `Send`, `Sync`) and implements the
 //! `EngineAdapter` contract.
 
+mod adapter;
+mod blocks;
+mod build;
 mod clock;
 mod config;
+mod control;
+mod dest;
+mod engine;
+mod entry;
 mod error;
 mod event;
+pub mod gguf;
+mod grammar;
+mod hashing;
+mod identity;
+mod kvlog;
+mod live;
+mod model;
+mod num;
+mod recover;
+mod rng;
+mod sample;
+mod shared;
+mod source;
 mod spec;
+mod stage;
+mod step;
+mod text;
+mod tokenizer;
+mod views;
 
 pub use clock::clock_ns;
 pub use config::{EngineConfig, KvDtype, KvOrder, ModelSource, SeededSize, SyntheticGeometry};
+pub use engine::{Engine, EngineStatus, RequestStatus};
 pub use error::EngineError;
 pub use event::{CloseReason, EngineEvent, FinishReason, TokenEvent, TokenSink};
+pub use gguf::{Gguf, GgufError};
+pub use identity::{ENGINE_KIND, ModelInfo};
 pub use spec::{
     ChatMessage, GenerateSpec, GrammarSpec, PenaltyScope, Prompt, SamplingParams, StopParams,
 };
+pub use step::StepReport;

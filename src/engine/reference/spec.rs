@@ -24,8 +24,6 @@ pub struct GenerateSpec {
     pub cache_salt: Option<Vec<u8>>,
     /// Report usage at the end of the stream.
     pub include_usage: bool,
-    /// Report log-probabilities.
-    pub logprobs: Option<u8>,
 }
 
 impl GenerateSpec {
@@ -41,7 +39,6 @@ impl GenerateSpec {
             priority: 0,
             cache_salt: None,
             include_usage: false,
-            logprobs: None,
         }
     }
 }
@@ -93,7 +90,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted once for tokens in the output; 0 = off.
     pub presence_penalty: f32,
-    /// Penalties look at this many last tokens; 0 = none, negative = all.
+    /// With [`PenaltyScope::Window`]: how many last tokens; negative = all.
     pub penalty_window: i32,
     /// Which tokens penalties look at.
     pub penalty_scope: PenaltyScope,

@@ -3,9 +3,10 @@
 //! Per request it keeps, durably, `(floor epoch, its owner)` and the log J. It accepts only
 //! `seq = J + 1` from the owner of the floor epoch; a higher epoch makes it read the record first.
 
-// mod machine;
+mod machine;
+mod recover;
 
-// pub use machine::{Acceptor, Durable};
+pub use machine::{Acceptor, Durable};
 
 use super::io::{self, Op, Payload};
 use super::msg::Emission;

@@ -2,9 +2,9 @@
 //!
 //! Nothing it says is evidence to anybody, so several may run and any may die.
 
-// mod machine;
+mod machine;
 
-// pub use machine::Coordinator;
+pub use machine::Coordinator;
 
 use super::io;
 use crate::id::{MigrationEpoch, WorkerRef};

@@ -3,9 +3,11 @@
 //! It alone knows that it verified, so it alone commits; what it staged is freed only when the
 //! record says that it did not become the owner.
 
-// mod machine;
+mod fence;
+mod machine;
+mod stream;
 
-// pub use machine::Destination;
+pub use machine::Destination;
 
 use super::io::{self, Op, Payload};
 use super::msg::{Emission, PageClaim};
@@ -75,9 +77,10 @@ pub enum Do {
         /// One past the last.
         to: u64,
     },
-    /// Finish the replica's set digest over `0..kv_len` from resident memory: pages and leaf states
-    /// below `from` were hashed by an earlier `Hash`; with `from` 0 everything is hashed again.
-    /// Answer: `SetHashed`.
+    /// Finish the replica's set digest over `0..kv_len` from resident memory. Tokens below `from`
+    /// were hashed and found equal by an earlier `Hash`: their digests and leaf states may be used;
+    /// any state past `from` must be dropped (a pull or `Land` has written there since). With `from`
+    /// 0 everything is hashed again. Answer: `SetHashed`.
     HashSet {
         /// Idempotency key.
         op: Op,
@@ -215,6 +218,11 @@ pub enum Done {
         /// Whether it is armed; on an error it is not.
         result: Result<(), Cause>,
     },
+    /// Unasked: from now on STREAM may use this many bytes per second (0: unbounded).
+    Shape {
+        /// The rate.
+        bytes_per_s: u64,
+    },
     /// Unasked: the operator or a drain wants the attempt given up.
     Cancel {
         /// Why.
@@ -227,6 +235,10 @@ pub enum Done {
 pub struct Staged {
     /// Replicas that must verify.
     pub replicas: u16,
+    /// Tokens of a canonical page.
+    pub page_tokens: u16,
+    /// Bytes that one token's KV takes, for the copy shaper.
+    pub bytes_per_token: u64,
     /// See [`super::msg::Body::Ready`].
     pub align_tokens: u32,
 }

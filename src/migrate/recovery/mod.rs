@@ -3,9 +3,9 @@
 //! The acceptor begins the recovery (record, then floor, then J) and sends `Rebuild`; this machine
 //! checks the record, rebuilds, completes the recovery by compare-and-swap, and runs.
 
-// mod machine;
+mod machine;
 
-// pub use machine::Rebuilder;
+pub use machine::Rebuilder;
 
 use super::io::{self, Op, Payload};
 use crate::id::OwnerEpoch;

@@ -3,9 +3,10 @@
 //! It serves all through STREAM. After the fence it may go on only when the record says that the
 //! attempt was aborted, and frees only when the record says who owns the request.
 
-// mod machine;
+mod attempt;
+mod machine;
 
-// pub use machine::Source;
+pub use machine::Source;
 
 use super::io::{self, Op, Payload};
 use super::msg::{Emission, PageClaim};

@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Ticks a second in `/proc`, fixed by the kernel's ABI.
 const TICKS: f64 = 100.0;
 /// Shorter spans are not judged.
@@ -71,6 +73,12 @@ pub fn machine() -> String {
 /// CPU seconds that a live process has used so far, its threads included; to 10 ms.
 pub fn process_seconds(pid: u32) -> Option<f64> {
     process_ticks(pid).map(|t| t as f64 / TICKS)
+}
+
+/// CPU time of this process so far, all threads, in seconds.
+pub fn own_cpu_seconds() -> f64 {
+    let t = clock_gettime(ClockId::ProcessCPUTime);
+    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
 }
 
 fn process_ticks(pid: u32) -> Option<u64> {

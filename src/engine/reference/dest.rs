@@ -1,0 +1,545 @@
+//! The adapter's calls on a request that comes in.
+
+use super::entry::Phase;
+use super::kvlog::{GROUP, PageLog};
+use super::shared::{Inner, Shared, Slot};
+use super::stage::{Loaded, Ranges, Stage};
+use crate::control_state::{ControlDigest, ControlState, Refusal, RngKind, TokenHasher};
+use crate::engine::adapter::{
+    Activated, Activation, AdapterError, Armed, ControlExport, ImportSpec, Manifest, Released,
+    Result, StageId, StageState,
+};
+use crate::id::OwnerEpoch;
+use crate::mem::WriteLease;
+use std::ops::Range;
+
+fn needs(is: StageState, needs: StageState) -> AdapterError {
+    AdapterError::StageState { is, needs }
+}
+
+impl Shared {
+    pub(crate) fn prepare_import(&self, spec: &ImportSpec) -> Result<StageId> {
+        let inner = &mut *self.inner.lock();
+        inner.check_floor(spec.request, spec.epoch)?;
+        let known = inner
+            .stages
+            .iter()
+            .find(|(_, s)| s.request == spec.request && s.epoch == spec.epoch);
+        if let Some((id, stage)) = known {
+            return match &stage.spec {
+                Some(earlier) if earlier == spec => Ok(*id),
+                _ => Err(AdapterError::Conflict("the import's specification")),
+            };
+        }
+        if inner.current.contains_key(&spec.request) {
+            return Err(AdapterError::Conflict("the request, which runs here,"));
+        }
+        self.fits(spec)?;
+        let blocks = inner.blocks.for_tokens(spec.max_tokens);
+        let table = inner
+            .blocks
+            .take(blocks)
+            .map_err(|free| AdapterError::OutOfBlocks {
+                needed: blocks,
+                free,
+            })?;
+        inner.raise_floor(spec.request, spec.epoch)?;
+        let id = StageId(inner.fresh());
+        let stage = Stage {
+            request: spec.request,
+            epoch: spec.epoch,
+            spec: Some(spec.clone()),
+            state: StageState::Open,
+            log: Vec::new(),
+            prompt_len: spec.prompt_tokens as usize,
+            prompt_hash: TokenHasher::new(),
+            max_tokens: spec.max_tokens,
+            table,
+            frozen: Ranges::default(),
+            hashing: Vec::new(),
+            pages: PageLog::new(&self.parts.digester)?,
+            tail: None,
+            manifest: None,
+            loaded: None,
+            armed: None,
+            class: None,
+        };
+        inner.stages.insert(id, stage);
+        Ok(id)
+    }
+
+    fn fits(&self, spec: &ImportSpec) -> Result<()> {
+        let own = self.parts.digester.header();
+        let differs = |what| Err(AdapterError::Incompatible(what));
+        if spec.header.model != own.model {
+            return differs("the model");
+        }
+        if spec.header.groups != own.groups {
+            return differs("the KV geometry");
+        }
+        if spec.header.page_tokens != own.page_tokens {
+            return differs("the canonical page size");
+        }
+        if spec.header.scheme != own.scheme {
+            return differs("the digest scheme");
+        }
+        if spec.max_tokens > u64::from(self.parts.info.max_context) {
+            return differs("the longest context");
+        }
+        if spec.prompt_tokens == 0 || spec.prompt_tokens > spec.max_tokens {
+            return Err(AdapterError::Caller(
+                "a request holds at least one prompt token, and at most max_tokens",
+            ));
+        }
+        if spec.first_live != [(GROUP, 0)] {
+            return differs("the first live token");
+        }
+        if !matches!(spec.rng, RngKind::Greedy | RngKind::Counter) {
+            return Err(Refusal::OpaqueRng.into());
+        }
+        self.config
+            .profile_policy
+            .judge(&spec.source, &self.parts.fingerprint)?;
+        Ok(())
+    }
+
+    pub(crate) fn import_tokens(&self, id: StageId, from: u64, tokens: &[u32]) -> Result<()> {
+        let vocab = self.parts.info.vocab as u32;
+        let inner = &mut *self.inner.lock();
+        let stage = inner.stage_mut(id)?;
+        if !matches!(stage.state, StageState::Open | StageState::Committed) {
+            return Err(needs(stage.state, StageState::Committed));
+        }
+        let have = stage.log.len() as u64;
+        if from > have {
+            return Err(AdapterError::OutOfRange {
+                asked: from,
+                limit: have,
+            });
+        }
+        let (asked, limit) = (
+            from.saturating_add(tokens.len() as u64),
+            stage.max_tokens + 1,
+        );
+        if asked > limit {
+            return Err(AdapterError::OutOfRange { asked, limit });
+        }
+        if tokens.iter().any(|t| *t >= vocab) {
+            return Err(AdapterError::Caller("a token outside the vocabulary"));
+        }
+        let known = &stage.log[from as usize..];
+        let again = known.len().min(tokens.len());
+        if known[..again] != tokens[..again] {
+            return Err(AdapterError::Conflict("a token"));
+        }
+        for token in &tokens[again..] {
+            if stage.log.len() < stage.prompt_len {
+                stage.prompt_hash.push(*token);
+            }
+            stage.log.push(*token);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stage_write(
+        &self,
+        id: StageId,
+        group: u16,
+        tokens: Range<u64>,
+    ) -> Result<WriteLease> {
+        if group != GROUP {
+            return Err(AdapterError::Unknown(crate::engine::adapter::What::Group(
+                group,
+            )));
+        }
+        let inner = &mut *self.inner.lock();
+        let stage = inner.stage(id)?;
+        if stage.state != StageState::Open {
+            return Err(needs(stage.state, StageState::Open));
+        }
+        if tokens.end > stage.max_tokens || tokens.start > tokens.end {
+            return Err(AdapterError::OutOfRange {
+                asked: tokens.end.max(tokens.start),
+                limit: stage.max_tokens,
+            });
+        }
+        if let Some(token) = stage.frozen.first_in(&tokens) {
+            return Err(AdapterError::Frozen { group, token });
+        }
+        let overlaps = |r: &Range<u64>| r.start < tokens.end && tokens.start < r.end;
+        if stage.hashing.iter().any(overlaps) {
+            return Err(AdapterError::Busy);
+        }
+        let per_block = u64::from(self.config.block_tokens);
+        let blocks = (tokens.start / per_block) as usize..tokens.end.div_ceil(per_block) as usize;
+        // Given under the lock: a later hash or commit finds it out.
+        Ok(self.parts.pool.write(&stage.table[blocks])?)
+    }
+
+    pub(crate) fn commit_import(&self, id: StageId, manifest: &Manifest) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let per_block = u64::from(self.config.block_tokens);
+        let stage = inner.stage_mut(id)?;
+        if let Some(earlier) = &stage.manifest {
+            return if earlier == manifest {
+                Ok(())
+            } else {
+                Err(AdapterError::Conflict("the manifest"))
+            };
+        }
+        if stage.state != StageState::Open {
+            return Err(needs(stage.state, StageState::Open));
+        }
+        if manifest.kv_len > stage.max_tokens {
+            return Err(AdapterError::OutOfRange {
+                asked: manifest.kv_len,
+                limit: stage.max_tokens,
+            });
+        }
+        if manifest.kv_len == 0 {
+            return Err(AdapterError::Caller("a request has KV for its prompt"));
+        }
+        if manifest.first_live != [(GROUP, 0)] {
+            return Err(AdapterError::Incompatible("the first live token"));
+        }
+        // No write lease may be out. A block hashed to its end cannot have one; the others are
+        // leased here, which also keeps readers away while the rest of the last one is zeroed.
+        let used = manifest.kv_len.div_ceil(per_block);
+        let open: Vec<u32> = (0..used)
+            .filter(|b| {
+                let end = ((b + 1) * per_block).min(manifest.kv_len);
+                let slots = b * per_block..end;
+                *b + 1 == used || stage.frozen.first_missing(&slots).is_some()
+            })
+            .map(|b| stage.table[b as usize])
+            .collect();
+        let mut lease = self.parts.pool.write(&open)?;
+        let last = stage.table[used as usize - 1];
+        self.zero_slots(&mut lease, last, manifest.kv_len - (used - 1) * per_block)?;
+        stage.manifest = Some(manifest.clone());
+        stage.state = StageState::Committed;
+        Ok(())
+    }
+
+    /// Zeroes the slots of `block` from `from` on.
+    fn zero_slots(&self, lease: &mut WriteLease, block: u32, from: u64) -> Result<()> {
+        let layout = &self.parts.layout;
+        let row = layout.geometry().k_bytes as usize;
+        let heads = u64::from(layout.geometry().kv_heads);
+        for slot in from..u64::from(self.config.block_tokens) {
+            for p in 0..self.parts.info.layers as usize * 2 {
+                let plane = layout.plane(p / 2, p % 2);
+                let at =
+                    plane.base + u64::from(block) * plane.block_stride + slot * plane.slot_stride;
+                for head in 0..heads {
+                    lease
+                        .try_bytes_mut(at + head * plane.head_stride, row)?
+                        .fill(0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn import_control(
+        &self,
+        id: StageId,
+        bytes: &[u8],
+        owner_epoch: OwnerEpoch,
+    ) -> Result<()> {
+        let mut inner = self.inner.lock();
+        let stage = inner.stage(id)?;
+        match (stage.state, &stage.loaded) {
+            (StageState::Loaded | StageState::Armed, Some(l)) => {
+                return if l.bytes == bytes && l.owner_epoch == owner_epoch {
+                    Ok(())
+                } else {
+                    Err(AdapterError::Conflict("the control state"))
+                };
+            }
+            (StageState::Committed, _) => {}
+            (is, _) => return Err(needs(is, StageState::Committed)),
+        }
+        let declared = ControlState::decode(bytes)?;
+        let (claim, log, prompt_hash) = self.check_declared(stage, &declared)?;
+        // The replay may take a while with a long output; a second caller may come first.
+        let replayed = parking_lot::MutexGuard::unlocked(&mut inner, || {
+            self.live_from(&declared, &log, prompt_hash, owner_epoch)
+        });
+        let (live, allowed) = replayed?;
+        let stage = inner.stage_mut(id)?;
+        if stage.state != StageState::Committed {
+            return Err(AdapterError::Conflict("a control state imported meanwhile"));
+        }
+        stage.loaded = Some(Box::new(Loaded {
+            bytes: bytes.to_vec(),
+            declared,
+            owner_epoch,
+            claim,
+            live: Box::new(live),
+            allowed,
+        }));
+        stage.state = StageState::Loaded;
+        Ok(())
+    }
+
+    fn check_declared(
+        &self,
+        stage: &Stage,
+        declared: &ControlState,
+    ) -> Result<(
+        crate::control_state::Claim,
+        Vec<u32>,
+        crate::control_state::TokenLogHash,
+    )> {
+        let mismatch = |what| Err(AdapterError::ReplayMismatch(what));
+        if declared.identity.request_id != stage.request {
+            return mismatch("the request");
+        }
+        if declared.tokens.prompt.count != stage.prompt_len as u64 {
+            return mismatch("the length of the prompt");
+        }
+        if stage.manifest.as_ref().map(|m| m.kv_len) != Some(declared.position.kv_len) {
+            return mismatch("the number of tokens with KV");
+        }
+        if stage.log.len() as u64 != declared.position.kv_len + 1 {
+            return mismatch("the number of tokens");
+        }
+        if let Some(spec) = &stage.spec {
+            if declared.fingerprint() != spec.source {
+                return mismatch("the source's build or numerics");
+            }
+            if declared.rng.rng_kind != spec.rng {
+                return mismatch("the generator");
+            }
+        }
+        let claim = self
+            .config
+            .profile_policy
+            .judge(&declared.fingerprint(), &self.parts.fingerprint)?;
+        let most = declared
+            .tokens
+            .prompt
+            .count
+            .saturating_add(u64::from(declared.limits.max_output))
+            .min(u64::from(declared.limits.max_context));
+        if most > stage.max_tokens {
+            return Err(AdapterError::Incompatible("the capacity reserved"));
+        }
+        Ok((claim, stage.log.clone(), stage.prompt_hash.finish()))
+    }
+
+    pub(crate) fn export_staged(&self, id: StageId, owner: OwnerEpoch) -> Result<ControlExport> {
+        let mut inner = self.inner.lock();
+        let stage = inner.stage(id)?;
+        let (state, Some(loaded)) = (stage.state, &stage.loaded) else {
+            return Err(needs(stage.state, StageState::Loaded));
+        };
+        if !matches!(state, StageState::Loaded | StageState::Armed) {
+            return Err(needs(state, StageState::Loaded));
+        }
+        if loaded.owner_epoch != owner {
+            return Err(AdapterError::OwnerEpoch {
+                asked: owner,
+                current: loaded.owner_epoch,
+            });
+        }
+        let set = self.staged_set_digest(&mut inner, id)?;
+        let stage = inner.stage(id)?;
+        let Some(loaded) = &stage.loaded else {
+            return Err(needs(stage.state, StageState::Loaded));
+        };
+        let bytes = self.control_of(&loaded.live, set)?.encode()?;
+        let digest = ControlDigest::of(&bytes, loaded.live.seal(), owner);
+        Ok(ControlExport { bytes, digest })
+    }
+
+    /// The set digest of a committed stage, hashing (and freezing) what no call has hashed yet.
+    fn staged_set_digest(
+        &self,
+        inner: &mut parking_lot::MutexGuard<'_, Inner>,
+        id: StageId,
+    ) -> Result<crate::digest::SetDigest> {
+        loop {
+            let stage = inner.stage_mut(id)?;
+            let kv_len = stage.manifest.as_ref().map_or(0, |m| m.kv_len);
+            let missing = match stage.pages.set_digest(kv_len)? {
+                Ok(set) => return Ok(set),
+                Err(missing) => missing,
+            };
+            let table = stage.table.clone();
+            let hashed = parking_lot::MutexGuard::unlocked(inner, || {
+                self.hash_missing(&table, &missing, kv_len)
+            })?;
+            let stage = inner.stage_mut(id)?;
+            let page = u64::from(self.parts.digester.header().page_tokens);
+            for (upto, digest) in hashed {
+                // Committed: nobody can write any more, so what was read is what stays.
+                stage.frozen.insert((upto - 1) / page * page..upto);
+                stage.pages.record(upto, digest);
+            }
+        }
+    }
+
+    pub(crate) fn arm(&self, id: StageId) -> Result<Armed> {
+        let mut inner = self.inner.lock();
+        let stage = inner.stage(id)?;
+        if let Some(armed) = stage.armed {
+            return match stage.state {
+                StageState::Armed => Ok(armed),
+                is => Err(needs(is, StageState::Loaded)),
+            };
+        }
+        if stage.state != StageState::Loaded {
+            return Err(needs(stage.state, StageState::Loaded));
+        }
+        let kv_len = stage.manifest.as_ref().map_or(0, |m| m.kv_len);
+        if let Some(token) = stage.frozen.first_missing(&(0..kv_len)) {
+            return Err(AdapterError::NotHashed {
+                group: GROUP,
+                token,
+            });
+        }
+        let set = self.staged_set_digest(&mut inner, id)?;
+        let stage = inner.stage_mut(id)?;
+        let Some(loaded) = &stage.loaded else {
+            return Err(needs(stage.state, StageState::Loaded));
+        };
+        let held = self.control_of(&loaded.live, set)?;
+        if let Some(what) = disagreement(&held, &loaded.declared, loaded.allowed) {
+            return Err(AdapterError::ReplayMismatch(what));
+        }
+        let armed = Armed {
+            claim: loaded.claim,
+            replayed: loaded.live.seal(),
+            pending_token: held.tokens.pending_token,
+            mask_digest: held.grammar.map(|g| g.next_mask_digest),
+        };
+        stage.armed = Some(armed);
+        stage.state = StageState::Armed;
+        Ok(armed)
+    }
+
+    pub(crate) fn drop_stage(&self, id: StageId, armed_too: bool) -> Result<Released> {
+        let inner = &mut *self.inner.lock();
+        let Some(stage) = inner.stages.get(&id) else {
+            return Ok(Released::default());
+        };
+        match stage.state {
+            StageState::Active => return Err(needs(StageState::Active, StageState::Open)),
+            StageState::Armed if !armed_too => {
+                return Err(needs(StageState::Armed, StageState::Open));
+            }
+            _ => {}
+        }
+        let table = inner
+            .stages
+            .remove(&id)
+            .map(|s| s.table)
+            .unwrap_or_default();
+        inner.blocks.give_back(&table);
+        self.work.notify_one();
+        Ok(Released {
+            blocks: table.len() as u64,
+        })
+    }
+
+    pub(crate) fn activate(&self, id: StageId, activation: Activation) -> Result<Activated> {
+        let inner = &mut *self.inner.lock();
+        let stage = inner.stage(id)?;
+        let Some(loaded) = &stage.loaded else {
+            return Err(needs(stage.state, StageState::Armed));
+        };
+        let asked = activation.owner_epoch;
+        if stage.state == StageState::Active {
+            // `owner_epoch` became the activation's.
+            return if loaded.owner_epoch == asked {
+                Ok(Activated::Already)
+            } else {
+                Err(AdapterError::OwnerEpoch {
+                    asked,
+                    current: loaded.owner_epoch,
+                })
+            };
+        }
+        if stage.state != StageState::Armed {
+            return Err(needs(stage.state, StageState::Armed));
+        }
+        if asked <= loaded.owner_epoch {
+            return Err(AdapterError::OwnerEpoch {
+                asked,
+                current: loaded.owner_epoch,
+            });
+        }
+        let seal = loaded.live.seal();
+        if activation.reemit_from == 0 || activation.reemit_from > seal + 1 {
+            return Err(AdapterError::OutOfRange {
+                asked: activation.reemit_from,
+                limit: seal + 1,
+            });
+        }
+        if inner.current.contains_key(&stage.request) {
+            return Err(AdapterError::Conflict("the request, which runs here,"));
+        }
+        let stage = inner.stage_mut(id)?;
+        let request = stage.request;
+        let Some(loaded) = &mut stage.loaded else {
+            return Err(needs(stage.state, StageState::Armed));
+        };
+        let mut live = (*loaded.live).clone();
+        live.owner_epoch = asked;
+        if let Some(carried) = &mut live.carried {
+            // From here on this engine is the source.
+            carried.engine_kind = super::ENGINE_KIND;
+            carried.fingerprint = self.parts.fingerprint;
+        }
+        let mut entry = self.entry(live)?;
+        loaded.owner_epoch = asked;
+        stage.state = StageState::Active;
+        entry.phase = Phase::Running;
+        entry.table = std::mem::take(&mut stage.table);
+        entry.stable = entry.log.len() - 1;
+        entry.max_tokens = stage.max_tokens;
+        entry.pages = stage.pages.clone();
+        // Forget what only a stage needs; its name stays, to recognize a repeat.
+        stage.log = Vec::new();
+        stage.tail = None;
+        if let Some(live) = &entry.live
+            && activation.reemit_from <= seal
+        {
+            for event in live.events(activation.reemit_from, &self.parts.vocabulary) {
+                self.sink.token(event);
+            }
+        }
+        inner.forget_end(request);
+        let slot = Slot(inner.fresh());
+        inner.entries.insert(slot, entry);
+        inner.current.insert(request, slot);
+        inner.running.push(slot);
+        self.work.notify_one();
+        Ok(Activated::Now)
+    }
+}
+
+/// The first part in which the state that this engine holds differs from the one declared.
+fn disagreement(
+    held: &ControlState,
+    declared: &ControlState,
+    allowed: bool,
+) -> Option<&'static str> {
+    if !allowed {
+        Some("the grammar's refusal of an output token")
+    } else if held.grammar != declared.grammar {
+        Some("the grammar's state")
+    } else if held.detokenizer != declared.detokenizer {
+        Some("the detokenizer's state")
+    } else if held.stream != declared.stream {
+        Some("the stream's position")
+    } else if held.kv_groups != declared.kv_groups {
+        Some("the digest of the KV set")
+    } else if held != declared {
+        Some("the control state")
+    } else {
+        None
+    }
+}

@@ -1,0 +1,209 @@
+//! A real directory, locked against a second process.
+
+use super::dir::{Dir, File};
+use super::error::{IoError, WalError};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A directory of this machine. Holds `LOCK` in it with `flock(2)`, which ends with the process,
+/// however that ends.
+#[derive(Debug)]
+pub struct DiskDir {
+    path: PathBuf,
+    fd: OwnedFd,
+    _lock: OwnedFd,
+}
+
+/// Zero-fill is written in pieces of this size.
+const FILL: usize = 1 << 20;
+
+fn err(op: &'static str, name: impl Into<String>, e: Errno) -> IoError {
+    IoError {
+        op,
+        name: name.into(),
+        errno: e.raw_os_error(),
+    }
+}
+
+impl DiskDir {
+    /// Opens the directory, making it (readable by its owner only) and its parents where needed.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>, WalError> {
+        let path = path.as_ref().to_path_buf();
+        let shown = path.display().to_string();
+        let made = !path.is_dir();
+        if made {
+            use std::os::unix::fs::DirBuilderExt;
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(|e| io("mkdir", &shown, &e))?;
+        }
+        // The directory's own name must survive a power loss too. Also when it was there: whoever
+        // made it may have died right behind that.
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let synced = std::fs::File::open(parent).and_then(|dir| dir.sync_all());
+        if let Err(e) = synced
+            && (made || e.kind() != std::io::ErrorKind::PermissionDenied)
+        {
+            return Err(io("fsync", &parent.display().to_string(), &e).into());
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd =
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| err("open", &shown, e))?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let lock = rustix::fs::openat(&fd, "LOCK", flags, Mode::from_raw_mode(0o600))
+            .map_err(|e| err("open", "LOCK", e))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(WalError::Locked { dir: shown }),
+            other => other.map_err(|e| err("flock", "LOCK", e))?,
+        }
+        Ok(Arc::new(Self {
+            path,
+            fd,
+            _lock: lock,
+        }))
+    }
+
+    fn fill(&self, name: &str, fd: &OwnedFd, len: u64) -> Result<(), IoError> {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
+            // Writing the zeros allocates as well.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(e) => return Err(err("fallocate", name, e)),
+        }
+        // Allocated blocks count as unwritten until written once: converting them costs a journal
+        // commit, which would then be paid by the first flush that touches each.
+        let zeros = vec![0u8; FILL.min(len as usize)];
+        let mut at = 0;
+        while at < len {
+            let piece = &zeros[..zeros.len().min((len - at) as usize)];
+            write_all(name, fd, at, piece)?;
+            at += piece.len() as u64;
+        }
+        rustix::fs::fsync(fd).map_err(|e| err("fsync", name, e))
+    }
+}
+
+fn io(op: &'static str, name: &str, e: &std::io::Error) -> IoError {
+    IoError {
+        op,
+        name: name.to_owned(),
+        errno: e.raw_os_error().unwrap_or(0),
+    }
+}
+
+fn write_all(name: &str, fd: &OwnedFd, mut at: u64, mut bytes: &[u8]) -> Result<(), IoError> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(fd, bytes, at) {
+            // A regular file takes nothing only where it cannot grow.
+            Ok(0) => return Err(err("pwrite", name, Errno::NOSPC)),
+            Ok(n) => {
+                at += n as u64;
+                bytes = &bytes[n..];
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(err("pwrite", name, e)),
+        }
+    }
+    Ok(())
+}
+
+impl Dir for DiskDir {
+    fn create(&self, name: &str, len: u64) -> Result<Arc<dyn File>, IoError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
+            .map_err(|e| err("create", name, e))?;
+        if let Err(e) = self.fill(name, &fd, len) {
+            let _ = self.remove(name);
+            return Err(e);
+        }
+        Ok(Arc::new(DiskFile {
+            name: name.to_owned(),
+            fd,
+        }))
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn File>, IoError> {
+        let fd = rustix::fs::openat(
+            &self.fd,
+            name,
+            OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|e| err("open", name, e))?;
+        Ok(Arc::new(DiskFile {
+            name: name.to_owned(),
+            fd,
+        }))
+    }
+
+    fn list(&self) -> Result<Vec<String>, IoError> {
+        let shown = self.name();
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(|e| io("readdir", &shown, &e))? {
+            let entry = entry.map_err(|e| io("readdir", &shown, &e))?;
+            names.extend(entry.file_name().into_string());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), IoError> {
+        rustix::fs::renameat(&self.fd, from, &self.fd, to).map_err(|e| err("rename", from, e))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), IoError> {
+        rustix::fs::unlinkat(&self.fd, name, rustix::fs::AtFlags::empty())
+            .map_err(|e| err("unlink", name, e))
+    }
+
+    fn sync(&self) -> Result<(), IoError> {
+        rustix::fs::fsync(&self.fd).map_err(|e| err("fsync", self.name(), e))
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+#[derive(Debug)]
+struct DiskFile {
+    name: String,
+    fd: OwnedFd,
+}
+
+impl File for DiskFile {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        write_all(&self.name, &self.fd, offset, bytes)
+    }
+
+    fn sync(&self) -> Result<(), IoError> {
+        rustix::fs::fdatasync(&self.fd).map_err(|e| err("fdatasync", &self.name, e))
+    }
+
+    fn read(&self) -> Result<Vec<u8>, IoError> {
+        let len = rustix::fs::fstat(&self.fd)
+            .map_err(|e| err("fstat", &self.name, e))?
+            .st_size;
+        let mut bytes = vec![0u8; len as usize];
+        let mut at = 0;
+        while at < bytes.len() {
+            match rustix::io::pread(&self.fd, &mut bytes[at..], at as u64) {
+                Ok(0) => break,
+                Ok(n) => at += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(err("pread", &self.name, e)),
+            }
+        }
+        bytes.truncate(at);
+        Ok(bytes)
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
