@@ -175,6 +175,12 @@ impl Content {
 }
 
 #[derive(Debug, Deserialize)]
+struct SeededContext {
+    tokens: u32,
+    seed: u64,
+}
+
+#[derive(Debug, Deserialize)]
 struct StreamOptions {
     #[serde(default)]
     include_usage: bool,
@@ -190,6 +196,8 @@ struct ResponseFormat {
 struct Body {
     model: Option<String>,
     prompt: Option<PromptField>,
+    /// Instead of a prompt: a context whose KV is filled from a seed, not computed (benches).
+    seeded_context: Option<SeededContext>,
     messages: Option<Vec<Message>>,
     #[serde(default)]
     stream: bool,
@@ -326,6 +334,10 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
     use v1::prompt::Kind;
     let kind = match surface {
         Surface::Completion => match &body.prompt {
+            None if let Some(s) = &body.seeded_context => Kind::Seeded(v1::SeededContext {
+                tokens: s.tokens,
+                seed: s.seed,
+            }),
             None => return Err(ApiError::invalid("prompt", "prompt is missing")),
             Some(PromptField::Text(text)) => Kind::Text(text.clone()),
             Some(PromptField::Tokens(tokens)) if !tokens.is_empty() => {

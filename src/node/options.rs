@@ -22,6 +22,8 @@ pub struct Options {
     pub verify_full: bool,
     /// Bound of STREAM in bytes per second; 0 = none.
     pub max_bytes_per_s: u64,
+    /// No payload and no hash in the fence, and no request afterwards; see [`super::worker::null`].
+    pub null_handoff: bool,
 }
 
 impl Default for Options {
@@ -30,6 +32,7 @@ impl Default for Options {
             path: Path::Tcp,
             verify_full: false,
             max_bytes_per_s: 0,
+            null_handoff: false,
         }
     }
 }
@@ -41,6 +44,7 @@ impl Options {
         w.u8(tag as u8);
         w.u8(self.verify_full.into());
         w.u64(self.max_bytes_per_s);
+        w.u8(self.null_handoff.into());
     }
 
     /// Reads the fields.
@@ -50,6 +54,7 @@ impl Options {
             path: *PATHS.get(path).ok_or(DecodeError::Range("options.path"))?,
             verify_full: r.flag("options.verify_full")?,
             max_bytes_per_s: r.u64("options.max_bytes_per_s")?,
+            null_handoff: r.flag("options.null_handoff")?,
         })
     }
 
@@ -92,10 +97,11 @@ mod tests {
                 path,
                 verify_full: true,
                 max_bytes_per_s: 7,
+                null_handoff: path == Path::Tcp,
             };
             assert_eq!(Options::decode(&o.encode()), Ok(o));
             assert_eq!(path_from(path.name()), Some(path));
         }
-        assert!(Options::decode(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Options::decode(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
     }
 }

@@ -104,6 +104,7 @@ pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
             verify: args.verify.name().to_owned(),
             deadline_ms: u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX),
             max_bytes_per_s: args.max_bytes_per_s,
+            null_handoff: false,
         };
         let mut events = CoordinatorClient::new(channel)
             .migrate(ask)

@@ -44,6 +44,11 @@ pub enum Command {
     /// Follow migrations and flips as they happen.
     #[command(after_help = "Example:\n  moonlive watch --dir /tmp/ml")]
     Watch(Where),
+    /// Measure this program on this machine, each figure beside its ceiling or control.
+    #[command(
+        after_help = "Examples:\n  moonlive bench fence --transport tcp --context 1024,65536 --migrations 200\n  moonlive bench digest --plot digest.svg\n  moonlive bench transfer --json"
+    )]
+    Bench(Box<crate::bench::BenchArgs>),
     /// Run a worker daemon.
     #[command(
         after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml"
@@ -65,6 +70,7 @@ impl Cli {
         let json = self.json;
         match self.command {
             Command::Demo(args) => crate::demo::run(*args, json),
+            Command::Bench(args) => crate::bench::run(*args, json),
             Command::Up(args) => crate::up::run(args, json),
             Command::Worker(args) => crate::daemons::worker(*args),
             Command::Coordinator(args) => crate::daemons::coordinator(args),
@@ -162,7 +168,8 @@ pub struct EngineArgs {
     /// A Llama-family GGUF file; without it the built-in reference model with seeded weights runs.
     #[arg(long, value_name = "FILE.gguf")]
     pub model: Option<PathBuf>,
-    /// Size of the built-in reference model.
+    /// Size of the built-in reference model: tiny, small or medium; or qwen2.5-7b, which has that
+    /// model's KV geometry and no arithmetic (for benches).
     #[arg(long, default_value = "medium", value_name = "SIZE")]
     pub size: String,
     /// Tokens in a block of the engine's paged pool.
@@ -174,6 +181,9 @@ pub struct EngineArgs {
     /// Threads that compute.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub threads: usize,
+    /// Least time of a decode step of a model without arithmetic.
+    #[arg(long, default_value = "8ms", value_parser = duration, value_name = "TIME")]
+    pub step_time: Duration,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -199,6 +209,9 @@ pub struct WorkerArgs {
     /// Change this output token on its way out (testing).
     #[arg(long, hide = true, value_name = "SEQ")]
     pub flip_token: Option<u64>,
+    /// Take part in null handoffs (benches).
+    #[arg(long, hide = true)]
+    pub null_handoffs: bool,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -60,6 +60,8 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
         engine.blocks.to_string(),
         "--threads".into(),
         engine.threads.to_string(),
+        "--step-time".into(),
+        format!("{}ms", engine.step_time.as_millis()),
     ];
     if let Some(model) = &engine.model {
         flags.extend(["--model".into(), model.display().to_string()]);

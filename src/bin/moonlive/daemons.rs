@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use moonlivekv::engine::reference::{EngineConfig, ModelSource, SeededSize};
+use moonlivekv::engine::reference::{EngineConfig, ModelSource, SeededSize, SyntheticGeometry};
 use moonlivekv::gateway;
 use moonlivekv::id::WorkerId;
 use moonlivekv::migrate::limits::Limits;
@@ -70,6 +70,11 @@ fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
 pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
     let model = match &args.model {
         Some(path) => ModelSource::Gguf { path: path.clone() },
+        None if args.size == "qwen2.5-7b" => ModelSource::Synthetic {
+            geometry: SyntheticGeometry::QWEN2_5_7B,
+            seed: 1,
+            step_time: args.step_time,
+        },
         None => ModelSource::Seeded {
             size: match args.size.as_str() {
                 "tiny" => SeededSize::Tiny,
@@ -78,7 +83,7 @@ pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
                 other => {
                     return Err(coded(
                         Code::Caller,
-                        format!("--size {other}: there are tiny, small and medium"),
+                        format!("--size {other}: there are tiny, small, medium and qwen2.5-7b"),
                     ));
                 }
             },
@@ -120,6 +125,7 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
                 fault: fault(&args.child)?,
                 dump_at: args.dump_at,
                 flip_token: args.flip_token,
+                null_handoffs: args.null_handoffs,
             };
             all.push(worker::start(config).await?);
         }

@@ -100,6 +100,34 @@ impl Times {
         all.filter(|c| c.name == name).map(|c| c.value).sum()
     }
 
+    /// What both noted, the side before each name.
+    fn instants(&self) -> Vec<v1::Instant> {
+        let of = |side: &'static str, r: &v1::MeasuredReply| -> Vec<v1::Instant> {
+            let named = |i: &v1::Instant| v1::Instant {
+                name: format!("{side}.{}", i.name),
+                at_ns: i.at_ns,
+            };
+            r.instants.iter().map(named).collect()
+        };
+        let mut all = of("source", &self.source);
+        all.extend(of("destination", &self.destination));
+        all
+    }
+
+    /// As [`Times::instants`], of the counts.
+    fn counts(&self) -> Vec<v1::Count> {
+        let of = |side: &'static str, r: &v1::MeasuredReply| -> Vec<v1::Count> {
+            let named = |c: &v1::Count| v1::Count {
+                name: format!("{side}.{}", c.name),
+                value: c.value,
+            };
+            r.counts.iter().map(named).collect()
+        };
+        let mut all = of("source", &self.source);
+        all.extend(of("destination", &self.destination));
+        all
+    }
+
     /// Phases in order, each from the end of the one before it.
     fn phases(&self) -> Vec<v1::PhaseTime> {
         let ends = [
@@ -202,5 +230,7 @@ pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationRepor
         transport: times.destination.transport.clone(),
         verify: String::new(),
         rounds: u32::try_from(times.count("rounds")).unwrap_or(u32::MAX),
+        instants: times.instants(),
+        counts: times.counts(),
     }
 }

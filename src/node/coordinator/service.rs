@@ -53,6 +53,7 @@ fn options(transport: &str, verify: &str, max_bytes_per_s: u64) -> Result<Option
         path,
         verify_full,
         max_bytes_per_s,
+        null_handoff: false,
     })
 }
 
@@ -135,7 +136,8 @@ impl coordinator_server::Coordinator for Service {
         let ask = request.into_inner();
         let id = convert::request_id(&ask.request)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let options = options(&ask.transport, &ask.verify, ask.max_bytes_per_s)?;
+        let mut options = options(&ask.transport, &ask.verify, ask.max_bytes_per_s)?;
+        options.null_handoff = ask.null_handoff;
         let deadline = match ask.deadline_ms {
             0 => DEADLINE,
             ms => Duration::from_millis(ms),

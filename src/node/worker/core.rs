@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::destination::DestinationHands;
+use super::null::Claim;
 use super::rebuild::RebuildHands;
 use super::slot::{Role, Slot, State};
 use super::source::SourceHands;
@@ -63,6 +64,8 @@ pub struct Core {
     pub faults: Arc<Faults>,
     /// Threads for hashing and copying.
     pub jobs: Jobs,
+    /// Takes part in null handoffs.
+    pub(super) null_handoffs: bool,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<TimerKey>>,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
@@ -97,10 +100,17 @@ impl Core {
             measures: Measures::default(),
             faults,
             jobs,
+            null_handoffs: false,
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
             slots: Mutex::default(),
         }
+    }
+
+    /// Lets it take part in null handoffs, for benches; see [`super::null`].
+    pub fn with_null_handoffs(mut self, on: bool) -> Self {
+        self.null_handoffs = on;
+        self
     }
 
     /// Gives it its links and timers.
@@ -379,6 +389,7 @@ impl Core {
             Body::Prepare { .. } => {
                 // The operator's choices ride along; the machine has no use for them.
                 state.outgoing.options = Options::decode(bytes).unwrap_or_default();
+                state.outgoing.options.null_handoff &= self.null_handoffs;
                 self.measures.at(request, msg.epoch, at::PREPARE);
                 let event = Event::Recv {
                     from: from.clone(),
@@ -388,7 +399,18 @@ impl Core {
                 return self.source_locked(&slot, state, event);
             }
             Body::Go => self.measures.at(request, msg.epoch, at::GO),
-            Body::Push(_) => self.measures.at(request, msg.epoch, at::ARRIVED),
+            Body::Push(push) => {
+                self.measures.at(request, msg.epoch, at::ARRIVED);
+                let incoming = &mut state.incoming;
+                incoming.fenced = true;
+                if incoming
+                    .spec
+                    .as_ref()
+                    .is_some_and(|s| s.options.null_handoff)
+                {
+                    incoming.null = Some(Claim::of(push));
+                }
+            }
             Body::Accepted { through, .. } => self.emitter.acked(request, *through),
             Body::Reserve { .. } if state.destination.is_none() => {
                 let options = SourceSpec::decode(bytes)

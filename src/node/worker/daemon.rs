@@ -63,6 +63,8 @@ pub struct Config {
     pub dump_at: Option<u64>,
     /// Flip the last bit of this output token on its way out (testing).
     pub flip_token: Option<u64>,
+    /// Take part in null handoffs (benches).
+    pub null_handoffs: bool,
 }
 
 /// A worker that could not be started.
@@ -211,7 +213,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let opened =
         paths::open(&config.id, &config.dir, &faults).map_err(|e| fail("bulk paths")(&e))?;
     let data: Vec<String> = opened.iter().map(|t| t.endpoint().to_string()).collect();
-    let core = Arc::new(Core::new(
+    let core = Core::new(
         me.clone(),
         Arc::new(engine.clone()),
         adapter,
@@ -223,7 +225,8 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         config.limits.clone(),
         faults,
         Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(&e))?,
-    ));
+    );
+    let core = Arc::new(core.with_null_handoffs(config.null_handoffs));
     sink.attach(&core);
     let fired = Arc::downgrade(&core);
     let fire = move |key| {

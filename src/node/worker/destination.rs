@@ -45,6 +45,13 @@ pub fn kv_cause(error: &KvError) -> Cause {
 
 impl Hands<Destination> for DestinationHands<'_> {
     fn perform(&mut self, work: Do) -> Option<Done> {
+        let mut work = work;
+        if let Some(claim) = self.at.null.clone() {
+            match self.null_perform(&claim, work) {
+                Ok(done) => return done,
+                Err(other) => work = other,
+            }
+        }
         match work {
             Do::Stage { op, epoch, spec } => {
                 let result = self.stage(epoch, spec);
@@ -142,6 +149,9 @@ impl Hands<Destination> for DestinationHands<'_> {
             faults.maybe_die(Fault::KillDestination, Step::Reserve);
         }
         self.core.send(to, msg, &bytes);
+        if self.at.fenced {
+            self.count("fence-messages");
+        }
         if matches!(msg.body, Body::Verified { .. }) {
             faults.maybe_die(Fault::KillDestination, Step::Stream);
         }
@@ -188,6 +198,9 @@ impl Hands<Destination> for DestinationHands<'_> {
 
     fn around_store(&mut self, _: Op, before: bool, reply: Option<&mut StoreReply>) {
         let core = self.core;
+        if before && self.at.fenced {
+            self.count("fence-store-calls");
+        }
         match reply {
             None if before => core.faults.maybe_die(Fault::KillDestination, Step::Arm),
             Some(reply @ StoreReply::Applied(_)) => {
@@ -209,6 +222,12 @@ impl Hands<Destination> for DestinationHands<'_> {
 }
 
 impl DestinationHands<'_> {
+    /// Counts one of something in the present attempt.
+    fn count(&self, what: &'static str) {
+        let (request, epoch) = (self.slot.request, self.at.epoch);
+        self.core.measures.add(request, epoch, what, 1);
+    }
+
     fn told<T>(&self, what: &str, result: Result<T, KvError>) -> Result<T, Cause> {
         result.map_err(|error| {
             tracing::warn!(%error, request = %self.slot.request, "cannot {what}");
@@ -228,6 +247,10 @@ impl DestinationHands<'_> {
             tracing::warn!(%error, %request, "the import specification cannot be read");
             Cause::DestinationRefused
         })?;
+        if spec.options.null_handoff && !core.null_handoffs {
+            tracing::warn!(%request, "null handoffs are for benches: not at this worker");
+            return Err(Cause::DestinationRefused);
+        }
         let stage = core
             .adapter
             .prepare_import(&spec.import(request, epoch))
@@ -483,12 +506,13 @@ impl DestinationHands<'_> {
             Err(error) => tracing::error!(%error, %request, "a committed request does not run"),
         }
         core.measures.at(request, self.at.epoch, at::LAUNCH);
+        self.at.fenced = false;
         core.faults.maybe_die(Fault::KillDestination, Step::Resume);
         self.at.set = None;
         self.at.tables.clear();
     }
 
-    fn give_back(&mut self, epoch: MigrationEpoch) {
+    pub(super) fn give_back(&mut self, epoch: MigrationEpoch) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at.stages)
             .into_iter()
             .partition(|(e, _)| *e == epoch);

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::null::Claim;
 use crate::drive::Payloads;
 use crate::engine::adapter::{Boundary, PinId, Pinned, StageId};
 use crate::engine::reference::GenerateSpec;
@@ -119,6 +120,10 @@ pub struct Incoming {
     pub pulls: Vec<(Op, Arc<AtomicBool>)>,
     /// Set by `Activate`: the caller makes a source machine.
     pub activated: Option<OwnerEpoch>,
+    /// The push is here and the request does not run yet.
+    pub fenced: bool,
+    /// In a null handoff: what the push claimed.
+    pub null: Option<Claim>,
 }
 
 /// The rebuilder's executor.

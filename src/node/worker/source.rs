@@ -70,6 +70,10 @@ impl Hands<Source> for SourceHands<'_> {
                 tokens_from,
                 ..
             } => {
+                if self.at.options.null_handoff {
+                    let result = self.null_export(owner_epoch);
+                    return Some(Done::Exported { op, result });
+                }
                 let result = self.export(from, kv_len, owner_epoch, tokens_from);
                 let result = result.map_err(|error| {
                     tracing::warn!(%error, request = %self.slot.request, "export failed");
@@ -107,6 +111,9 @@ impl Hands<Source> for SourceHands<'_> {
             _ => {}
         }
         self.core.send(to, msg, &bytes);
+        if self.at.boundary.is_some() && msg.epoch == self.at.epoch {
+            self.count("fence-messages");
+        }
         match &msg.body {
             Body::Prepared => self.link_ahead(),
             Body::Push(_) => {
@@ -160,6 +167,12 @@ impl Hands<Source> for SourceHands<'_> {
 }
 
 impl SourceHands<'_> {
+    /// Counts one of something in the present attempt.
+    fn count(&self, what: &'static str) {
+        let (request, epoch) = (self.slot.request, self.at.epoch);
+        self.core.measures.add(request, epoch, what, 1);
+    }
+
     fn note(&self, what: &str, error: Option<AdapterError>) {
         if let Some(error) = error {
             tracing::warn!(%error, request = %self.slot.request, "{what}");

@@ -171,6 +171,7 @@ async fn migrate(
         verify: ctx.verify.into(),
         deadline_ms: 20_000,
         max_bytes_per_s: 0,
+        null_handoff: false,
     };
     let channel = rpc::connect(&ctx.coordinator, CALL).await?;
     match follow(channel, asked, &ctx.say, ctx.started).await {
