@@ -177,7 +177,6 @@ impl TransportError {
         }
     }
 
-    #[allow(dead_code)]
     pub(super) fn io(call: &'static str, e: &std::io::Error) -> Self {
         Self::System {
             call,

@@ -15,11 +15,11 @@
 //! - **A lease belongs to its transfer** from `submit` until the completion gives it back. Landing
 //!   goes through that lease, so bytes that arrive later have nowhere to go: they are read off the
 //!   connection and thrown away. Dropping a link ends its transfers and leaves their memory alone.
-//! - **Cancel** is about the initiator's memory and takes effect before the call returns. **Revoke**
+//! - **Cancel** is about the initiator's memory, and takes effect before the call returns. **Revoke**
 //!   is about the owner's: when it says [`Revoked::Done`], no peer reads or writes under that grant
 //!   any more; otherwise the blocks are quarantined and counted.
 //! - **Epochs.** A grant names an epoch. Moving on ([`Transport::renew`]) kills all older grants;
-//!   the epoch is checked again for each piece (at most [`PIECE_MAX`] bytes), not only at admission.
+//!   the epoch is checked again for each piece (at most 1 MiB), not only at admission.
 //! - **Nothing moves behind the caller's back.** A link makes progress inside `poll`, `wait` and
 //!   `cancel` only, in the caller's thread; owners serve from threads of their own, which sleep when
 //!   idle. Waiting spins for microseconds, then sleeps in the kernel; every wait has a deadline.
@@ -28,16 +28,34 @@
 //! Integrity: `tcp` checks each header and each piece with CRC-32C. `local` and `shm` have no wire;
 //! what they copy is judged by the caller's digests alone, as is a source that read wrong bytes.
 
+pub mod conformance;
+mod copier;
 mod error;
+pub mod frame;
+mod local;
+pub mod measure;
+mod ops;
+mod registry;
+mod rx;
+mod shm;
+mod span;
+mod tap;
+pub mod tcp;
+mod tx;
 mod types;
+mod wait;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use error::{Refusal, TransportError};
+pub use local::LocalTransport;
+pub use shm::{ShmOptions, ShmTransport};
+pub use tap::{Direction, Pace, Tap, TapPoint};
+pub use tcp::{TcpOptions, TcpTransport};
 pub use types::{
-    Access, Completion, Endpoint, EndpointError, Local, Path, Rejected, Revoked, Scope, Span,
-    Transfer, TransferId,
+    Access, CancelOutcome, Completion, Endpoint, EndpointError, Local, Path, Rejected, Revoked,
+    Scope, Span, Transfer, TransferId,
 };
 
 use crate::mem::{BlockId, BlockPool, RegionKey, RemoteRegion};
@@ -91,9 +109,10 @@ pub trait Link: Send {
     /// As `poll`, waiting until there is at least one completion, nothing is in flight, or `deadline`.
     fn wait(&mut self, out: &mut [Completion], deadline: Instant) -> usize;
 
-    /// Ends a transfer: its local memory is no longer touched when this returns. Its completion still
-    /// comes (`Cancelled`, or how it ended before). False if it is not in flight any more.
-    fn cancel(&mut self, id: TransferId) -> bool;
+    /// Ends a transfer: its local memory is no longer touched when this returns
+    /// [`CancelOutcome::Done`]; where a peer cannot be shown to have stopped by `deadline`, its blocks
+    /// are quarantined. A completion still comes (`Cancelled`), and with it the lease.
+    fn cancel(&mut self, id: TransferId, deadline: Instant) -> CancelOutcome;
 
     /// Transfers submitted and not yet completed through `poll` or `wait`.
     fn in_flight(&self) -> usize;

@@ -124,6 +124,20 @@ pub enum Revoked {
     },
 }
 
+/// How cancelling a transfer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelOutcome {
+    /// Its local memory is no longer touched.
+    Done,
+    /// A peer may still read it: its blocks are out of service for ever.
+    Quarantined {
+        /// Bytes newly taken out of service.
+        bytes: u64,
+    },
+    /// It had ended before; its completion says how.
+    NotInFlight,
+}
+
 /// One contiguous run of a transfer. Offsets count from the start of each side's region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
