@@ -417,6 +417,16 @@ fn pages_by_position(pair: &mut Pair) -> Check {
                 row.page
             );
         }
+        let beyond = adapter.hash_pages(
+            pinned.pin.into(),
+            group,
+            last_page + 1..last_page + 2,
+            upto,
+            &mut PageDigests::new(),
+        );
+        refused(beyond, "hashing a page that holds no token", |e| {
+            matches!(e, AdapterError::OutOfRange { .. })
+        })?;
         // Different tokens at different places: no two full pages are alike, and one flipped bit
         // changes exactly the page its position says.
         let token = upto / 2;

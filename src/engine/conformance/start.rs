@@ -275,6 +275,24 @@ fn activate_once(pair: &mut Pair) -> Check {
             )
         })?;
     }
+    // The stage is used up: nothing reaches the running request through it.
+    let gone = |e: &AdapterError| {
+        matches!(
+            e,
+            AdapterError::StageState { .. } | AdapterError::Unknown(_)
+        )
+    };
+    let group = groups(&*destination)[0];
+    let written = destination.stage_write(stage, group, m.boundary.kv_len - 1..m.boundary.kv_len);
+    refused(written, "writing through a stage that was activated", gone)?;
+    let tokens = destination.import_tokens(stage, m.boundary.kv_len + 1, &[1]);
+    refused(tokens, "adding tokens to a stage that was activated", gone)?;
+    let control = destination.import_control(stage, &m.control.bytes, OwnerEpoch(OWNER.0 + 7));
+    refused(
+        control,
+        "loading control state into a stage that was activated",
+        |e| gone(e) || matches!(e, AdapterError::Conflict(_)),
+    )?;
     decode(&mut *pair.destination, REQUEST, seal + 8)?;
     let emitted = pair.destination.emitted(REQUEST);
     for (i, e) in emitted.iter().enumerate() {
