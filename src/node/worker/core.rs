@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::destination::DestinationHands;
+use super::late::Past;
 use super::null::Claim;
 use super::rebuild::RebuildHands;
 use super::slot::{Role, Slot, State};
@@ -66,6 +67,7 @@ pub struct Core {
     pub jobs: Jobs,
     /// Takes part in null handoffs.
     pub(super) null_handoffs: bool,
+    past: Past,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<TimerKey>>,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
@@ -101,6 +103,7 @@ impl Core {
             faults,
             jobs,
             null_handoffs: false,
+            past: Past::default(),
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
             slots: Mutex::default(),
@@ -376,6 +379,13 @@ impl Core {
 
     /// A protocol message arrived.
     pub fn receive(self: &Arc<Self>, from: &Peer, msg: Msg, bytes: &[u8]) {
+        for (from, msg, bytes) in self.past.hear(&self.faults, from, &msg, bytes) {
+            self.take(&from, msg, &bytes);
+        }
+        self.take(from, msg, bytes);
+    }
+
+    fn take(self: &Arc<Self>, from: &Peer, msg: Msg, bytes: &[u8]) {
         let request = msg.request;
         let slot = match (&msg.body, self.slot(request)) {
             (_, Some(slot)) => slot,

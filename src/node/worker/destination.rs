@@ -183,6 +183,7 @@ impl Hands<Destination> for DestinationHands<'_> {
                 tracing::warn!(%request, epoch = epoch.0, page, "a page differs from its claim");
                 self.core.measures.add(request, epoch, "mismatches", 1);
             }
+            Report::Stale(_) => self.core.measures.add(request, epoch, "stale", 1),
             _ => {}
         }
         tracing::debug!(%request, epoch = epoch.0, ?report, "destination");
@@ -296,7 +297,8 @@ impl DestinationHands<'_> {
         let (Some(stage), Some(spec)) = (self.at.stage, self.at.spec.clone()) else {
             return failed(Pulled::Lost);
         };
-        if log != Payload::NONE {
+        let again = log == Payload::NONE;
+        if !again {
             let Ok(parcel) = OfferParcel::decode(&self.payloads.get(log)) else {
                 return failed(Pulled::Lost);
             };
@@ -333,6 +335,7 @@ impl DestinationHands<'_> {
                 remote,
                 tokens,
                 deadline_ns,
+                again,
                 cancelled,
             };
             let outcome = pull::pull(&core, slot.request, op.epoch, &work);

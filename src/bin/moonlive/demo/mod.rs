@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::cli::{DemoArgs, TransportKind};
+use crate::cli::{DemoArgs, InjectKind, TransportKind};
 use crate::cluster::TempDir;
 use crate::exit::{Code, coded};
 
@@ -79,6 +79,9 @@ fn check(args: &DemoArgs) -> anyhow::Result<()> {
     }
     if args.context == 0 {
         return wrong("--context must be at least 1".into());
+    }
+    if args.transport != TransportKind::Tcp && args.inject == Some(InjectKind::CorruptWire) {
+        return wrong(format!("there is no wire over {}", args.transport.name()));
     }
     if args.transport == TransportKind::Local
         && matches!(args.inject.map(fault::of), Some(f) if fault::kills_a_worker(f))
