@@ -5,7 +5,7 @@ pub mod adapter;
 mod dial;
 mod serve;
 
-pub use dial::{DialError, Endpoint, connect};
+pub use dial::{DialError, connect};
 pub use serve::{ServeError, Server};
 
 /// Version of the messages below; a peer that speaks another one is refused in `Describe`.
