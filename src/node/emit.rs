@@ -313,7 +313,7 @@ impl Inner {
                         stream.sent = stream.sent.max(tokens.last().map_or(0, |t| t.seq));
                     }
                     let more = stream.unacked.back().is_some_and(|t| t.seq > stream.sent);
-                    if more && !stream.queued && !(stopping && !sent) {
+                    if more && !stream.queued && (sent || !stopping) {
                         stream.queued = true;
                         ready.push_back(request);
                     }

@@ -296,7 +296,7 @@ impl DestinationHands<'_> {
         Ok(Staged {
             replicas: 1,
             align_tokens: align,
-            page_tokens: header.page_tokens.into(),
+            page_tokens: header.page_tokens,
             bytes_per_token: header.token_bytes(),
         })
     }

@@ -288,14 +288,12 @@ impl Attended {
                 }
                 _ => {}
             },
-            Fault::KillCoordinator => {
-                if cluster.coordinator.ended().is_some() {
-                    self.done = true;
-                    setup
-                        .say
-                        .note("another coordinator is started and takes over");
-                    cluster.restart_coordinator()?;
-                }
+            Fault::KillCoordinator if cluster.coordinator.ended().is_some() => {
+                self.done = true;
+                setup
+                    .say
+                    .note("another coordinator is started and takes over");
+                cluster.restart_coordinator()?;
             }
             _ => {}
         }
