@@ -17,7 +17,7 @@ use crate::transport::{
 const SLOW: u64 = 8 << 20;
 
 /// How long a reply is held back so that it lands after its attempt is over.
-const LATE: Duration = Duration::from_millis(1200);
+const LATE: Duration = Duration::from_millis(600);
 
 /// Faults where a payload is read and sent.
 struct Faulty {

@@ -169,6 +169,9 @@ impl Handler for Inbox {
 
     fn left(&self, peer: &Peer) {
         tracing::debug!(peer = name(peer), "link down");
+        if let Some(core) = self.core.get() {
+            core.peer_lost(peer);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// How long a migration whose coordinator is gone may take to be decided.
 const DECIDED: Duration = Duration::from_secs(30);
 /// How long a stopped coordinator stays so.
-const PAUSE: Duration = Duration::from_millis(1500);
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long everything may take to be given back.
 const SETTLE: Duration = Duration::from_secs(10);
 
@@ -89,30 +89,30 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
         }
     }
     let mut outcome = Outcome::default();
-    let streams = async {
-        let mut transcripts = Vec::new();
+    let work = async {
+        let (mut transcripts, mut reports) = (Vec::new(), Vec::new());
         for client in clients {
             transcripts.push(client.await.context("a client")??);
         }
-        anyhow::Ok(transcripts)
+        let took = started.elapsed();
+        for moving in moves {
+            reports.push(moving.await.context("a migration")??);
+        }
+        anyhow::Ok((transcripts, reports, took))
     };
-    tokio::pin!(streams);
+    tokio::pin!(work);
     let deadline = started + STREAMS;
     let mut attended = Attended::default();
-    outcome.transcripts = loop {
+    (outcome.transcripts, outcome.reports, outcome.took) = loop {
         tokio::select! {
-            done = &mut streams => break done?,
+            done = &mut work => break done?,
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
         }
         attended.look(cluster, setup)?;
         if Instant::now() >= deadline {
-            bail!("the streams did not end in {STREAMS:?}");
+            bail!("the streams and migrations did not end in {STREAMS:?}");
         }
     };
-    outcome.took = started.elapsed();
-    for moving in moves {
-        outcome.reports.push(moving.await.context("a migration")??);
-    }
     attended.finish(cluster)?;
     Ok(outcome)
 }
@@ -121,7 +121,7 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
 fn first_attempt(fault: Fault) -> Option<Duration> {
     match fault {
         Fault::StaleEpoch => Some(Duration::from_millis(1)),
-        Fault::LateWrite => Some(Duration::from_millis(300)),
+        Fault::LateWrite => Some(Duration::from_millis(150)),
         _ => None,
     }
 }
