@@ -27,6 +27,7 @@ mod embedded;
 mod error;
 mod lease;
 mod logged;
+pub mod measure;
 pub mod msg;
 mod options;
 mod remote;
@@ -38,7 +39,7 @@ mod types;
 pub use crate::route::Revision;
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
-pub use logged::read_segment;
+pub use logged::{ReplayError, replay_records};
 pub use options::{Durability, EmbeddedOptions, Hook, Step, StoreStats};
 pub use remote::{RemoteOptions, RemoteStore};
 pub use server::{ReplyFilter, ServerOptions, StoreServer};
@@ -106,3 +107,6 @@ pub trait MetaStore: Send + Sync {
         deadline: Instant,
     ) -> Result<(), StoreError>;
 }
+
+#[cfg(test)]
+mod tests;

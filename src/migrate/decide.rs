@@ -238,7 +238,10 @@ impl Pursuit {
                 self.retry_later(now_ns, retry_ns, out);
             }
             Verdict::Pending if again || self.want != Want::Know => self.drive(ops, out),
-            _ => {}
+            Verdict::Pending => {}
+            Verdict::Committed | Verdict::Aborted | Verdict::Superseded => {
+                self.known = None; // nothing is left to write
+            }
         }
         Some(verdict)
     }

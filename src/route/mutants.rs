@@ -34,6 +34,28 @@ mod chosen {
         CHOSEN.with(|c| c.get() == Some(name))
     }
 
+    /// All breaks.
+    pub const ALL: [&str; 18] = [
+        "unfence-on-timer",
+        "unfence-on-unchanged-record",
+        "disarm-on-word",
+        "lost-reply-is-failure",
+        "compare-omits-migration-epoch",
+        "compare-omits-incarnation",
+        "abort-leaves-revision",
+        "arm-before-verify",
+        "tail-skipped",
+        "replica-skipped",
+        "verify-before-write-ends",
+        "epoch-checked-at-admission-only",
+        "accepts-lower-epoch",
+        "recovery-without-floor",
+        "tail-tokens-not-re-emitted",
+        "seal-off-by-one",
+        "source-freed-before-decision",
+        "double-resume",
+    ];
+
     /// Switches one break on for this thread, or all off.
     pub fn choose(name: Option<&'static str>) {
         CHOSEN.with(|c| c.set(name));
@@ -41,4 +63,4 @@ mod chosen {
 }
 
 #[cfg(feature = "mutants")]
-pub use chosen::{choose, on};
+pub use chosen::{ALL, choose, on};

@@ -292,10 +292,13 @@ impl Acceptor {
             if epoch > self.floor && record.as_ref().is_some_and(may) {
                 self.raise_floor(epoch, from.clone(), out);
             }
+            // The floor may have risen since these tokens came: they are judged again.
             if epoch > self.floor {
                 self.refuse(&from, out);
-            } else {
+            } else if mutant!("epoch-checked-at-admission-only", true, false) {
                 self.on_tokens(from, epoch, tokens, out);
+            } else {
+                self.append(from, epoch, tokens, out);
             }
         }
     }
