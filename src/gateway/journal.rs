@@ -14,6 +14,9 @@ use crate::id::{OwnerEpoch, RequestId, WorkerRef};
 use crate::journal::{Journal, JournalOptions, TokenRef};
 use crate::migrate::msg::Emission;
 
+/// Tokens per append: far below what the journal takes at once.
+const BATCH: usize = 4096;
+
 /// Opens the journal under `dir`.
 pub fn open_log(dir: &Path) -> Result<Arc<dyn TokenLog>, LogError> {
     let requests = dir.join("requests");
@@ -61,19 +64,19 @@ impl TokenLog for Disk {
         epoch: OwnerEpoch,
         tokens: &[Emission],
     ) -> Result<(), LogError> {
-        let Some(first) = tokens.first() else {
-            return Ok(());
-        };
-        let refs: Vec<TokenRef<'_>> = tokens
-            .iter()
-            .map(|t| TokenRef {
-                token: t.token,
-                text: &t.text,
-                finish: t.finish,
-            })
-            .collect();
-        let done = self.journal.append(request, epoch, first.seq, &refs);
-        done.map(drop).map_err(|e| failed(&e))
+        for batch in tokens.chunks(BATCH) {
+            let refs: Vec<TokenRef<'_>> = batch
+                .iter()
+                .map(|t| TokenRef {
+                    token: t.token,
+                    text: &t.text,
+                    finish: t.finish,
+                })
+                .collect();
+            let done = self.journal.append(request, epoch, batch[0].seq, &refs);
+            done.map_err(|e| failed(&e))?;
+        }
+        Ok(())
     }
 
     fn raise_floor(

@@ -19,10 +19,10 @@ pub struct JournalOptions {
 }
 
 impl Default for JournalOptions {
-    /// 20 ms, 1 MiB, 16 MiB, 1 GiB.
+    /// 50 ms, 1 MiB, 16 MiB, 1 GiB.
     fn default() -> Self {
         Self {
-            window: Duration::from_millis(20),
+            window: Duration::from_millis(50),
             max_append: 1 << 20,
             segment_bytes: 16 << 20,
             max_bytes: 1 << 30,

@@ -161,7 +161,7 @@ impl Series {
         &self,
         number: u64,
         visit: impl FnMut(Record<'_>) -> Result<(), String>,
-    ) -> Result<(Arc<dyn File>, Vec<u8>, Scan), WalError> {
+    ) -> Result<Found, WalError> {
         let name = self.file_name(number);
         let file = self.dir.open(&name)?;
         let bytes = file.read()?;
@@ -224,6 +224,9 @@ impl Series {
         Ok((segment, found))
     }
 }
+
+/// A segment's file, its bytes, and how far they are sound.
+type Found = (Arc<dyn File>, Vec<u8>, Scan);
 
 /// The allocated file of a segment to come.
 #[derive(Debug)]
