@@ -84,6 +84,10 @@ impl Core {
         let _ = self.timers.set(timers);
     }
 
+    pub(super) fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
     pub(super) fn mesh(&self) -> Option<&Mesh> {
         self.mesh.get()
     }

@@ -119,6 +119,11 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
         .map_err(|e| fail("store")(&e))?;
     let runtime = tokio::runtime::Handle::current();
     let core = Arc::new(Core::new(Routes::new(store), log, config.limits, runtime));
+    let taking = Arc::clone(&core);
+    tokio::task::spawn_blocking(move || taking.take_up())
+        .await
+        .map_err(|e| fail("journal")(&e))?
+        .map_err(|e| fail("journal")(&e))?;
     let fired = Arc::downgrade(&core);
     let fire = move |key| {
         if let Some(core) = fired.upgrade() {

@@ -8,14 +8,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use prost::Message;
+
 use super::core::Core;
-use super::hub::End;
-use super::slot::Slot;
+use super::hub::{Accepted, End};
+use super::image::Checkpoint;
+use super::log::LogError;
+use super::slot::{Slot, end_of};
 use crate::drive::RouteStore;
 use crate::id::{RequestId, WorkerRef};
-use crate::migrate::acceptor::Done;
+use crate::migrate::acceptor::{Acceptor, Done, Durable};
 use crate::migrate::io::{self, StoreReply};
 use crate::route::RoutePhase;
+use crate::rpc::v1;
 
 /// How long a worker's link may be down before its requests are recovered elsewhere.
 const GRACE: Duration = Duration::from_millis(300);
@@ -32,6 +37,50 @@ pub(super) struct Watch {
 }
 
 impl Core {
+    /// Takes up what an earlier life of the gateway left open: workers send again what was not
+    /// journaled, and what has no worker any more is recovered. Clients read on by number.
+    pub(super) fn take_up(self: &Arc<Self>) -> Result<(), LogError> {
+        for left in self.log.left_open()? {
+            let (Ok(live), Ok(submit)) = (
+                self.hub.add(left.request),
+                v1::SubmitRequest::decode(left.submit.as_slice()),
+            ) else {
+                tracing::warn!(request = %left.request, "cannot be taken up again");
+                continue;
+            };
+            for t in &left.tokens {
+                let text = String::from_utf8_lossy(&t.text).into_owned();
+                live.append(
+                    t.seq,
+                    Accepted {
+                        token: t.token,
+                        text,
+                    },
+                );
+                if let Some(finish) = t.finish {
+                    live.end(end_of(finish));
+                }
+            }
+            let durable = Durable {
+                floor: left.floor,
+                owner: left.owner.clone(),
+                tokens: left.tokens.clone(),
+            };
+            let acceptor = Acceptor::restored(left.request, durable, self.limits());
+            let checkpoint = left.checkpoint.and_then(|c| Checkpoint::decode(&c).ok());
+            self.workers.own(left.request, &left.owner);
+            self.insert(Arc::new(Slot::new(
+                live,
+                submit,
+                acceptor,
+                left.tokens,
+                checkpoint,
+            )));
+            tracing::info!(request = %left.request, "taken up again");
+        }
+        Ok(())
+    }
+
     /// The engine that serves a request failed on it.
     pub(super) fn engine_failed(&self, request: RequestId) {
         self.watch.failed.lock().insert(request);

@@ -1,12 +1,183 @@
-//! The token log on disk.
+//! The token log on disk: tokens, floors and cursors in the journal; beside it, a file for what each
+//! request asked for and one for its last checkpoint.
+//!
+//! The files are written under another name and renamed: after a crash of the process there is a
+//! whole one or none. They are not flushed one by one; after a power loss a request without its file
+//! cannot be recovered, and its stream is ended.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::log::{LogError, MemoryLog, TokenLog};
+use super::log::{Left, LogError, TokenLog};
+use crate::id::{OwnerEpoch, RequestId, WorkerRef};
+use crate::journal::{Journal, JournalOptions, TokenRef};
+use crate::migrate::msg::Emission;
+
+/// Tokens per append: far below what the journal takes at once.
+const BATCH: usize = 4096;
 
 /// Opens the journal under `dir`.
 pub fn open_log(dir: &Path) -> Result<Arc<dyn TokenLog>, LogError> {
-    let _ = dir;
-    Ok(Arc::new(MemoryLog))
+    let requests = dir.join("requests");
+    fs::create_dir_all(&requests).map_err(|e| failed(&e))?;
+    let journal =
+        Journal::open(dir.join("journal"), JournalOptions::default()).map_err(|e| failed(&e))?;
+    Ok(Arc::new(Disk { journal, requests }))
+}
+
+fn failed(error: &dyn std::fmt::Display) -> LogError {
+    LogError(error.to_string())
+}
+
+struct Disk {
+    journal: Journal,
+    requests: PathBuf,
+}
+
+impl Disk {
+    fn file(&self, request: RequestId, kind: &str) -> PathBuf {
+        self.requests.join(format!("{request}.{kind}"))
+    }
+
+    fn write(&self, request: RequestId, kind: &str, bytes: &[u8]) -> Result<(), LogError> {
+        let (path, part) = (
+            self.file(request, kind),
+            self.file(request, &format!("{kind}.part")),
+        );
+        fs::write(&part, bytes)
+            .and_then(|()| fs::rename(&part, &path))
+            .map_err(|e| failed(&e))
+    }
+}
+
+impl TokenLog for Disk {
+    fn open(&self, request: RequestId, owner: &WorkerRef, submit: &[u8]) -> Result<(), LogError> {
+        self.write(request, "submit", submit)?;
+        let begun = self.journal.raise_floor(request, OwnerEpoch(1), owner);
+        begun.map(drop).map_err(|e| failed(&e))
+    }
+
+    fn append(
+        &self,
+        request: RequestId,
+        epoch: OwnerEpoch,
+        tokens: &[Emission],
+    ) -> Result<(), LogError> {
+        for batch in tokens.chunks(BATCH) {
+            let refs: Vec<TokenRef<'_>> = batch
+                .iter()
+                .map(|t| TokenRef {
+                    token: t.token,
+                    text: &t.text,
+                    finish: t.finish,
+                })
+                .collect();
+            let done = self.journal.append(request, epoch, batch[0].seq, &refs);
+            done.map_err(|e| failed(&e))?;
+        }
+        Ok(())
+    }
+
+    fn raise_floor(
+        &self,
+        request: RequestId,
+        floor: OwnerEpoch,
+        owner: &WorkerRef,
+    ) -> Result<(), LogError> {
+        let raised = self.journal.raise_floor(request, floor, owner);
+        raised.map(drop).map_err(|e| failed(&e))
+    }
+
+    fn checkpoint(&self, request: RequestId, bytes: &[u8]) -> Result<(), LogError> {
+        self.write(request, "checkpoint", bytes)
+    }
+
+    fn delivered(&self, request: RequestId, through: u64) {
+        if let Err(error) = self.journal.delivered(request, through) {
+            tracing::debug!(%request, %error, "the delivered cursor stays where it was");
+        }
+    }
+
+    fn left_open(&self) -> Result<Vec<Left>, LogError> {
+        let mut left = Vec::new();
+        for (request, status) in self.journal.requests().map_err(|e| failed(&e))? {
+            let Ok(submit) = fs::read(self.file(request, "submit")) else {
+                tracing::warn!(%request, "what it asked for is lost: it is not taken up again");
+                self.close(request)?;
+                continue;
+            };
+            let entries = self.journal.read(request, 1, status.journaled);
+            let tokens = entries.map_err(|e| failed(&e))?.into_iter();
+            left.push(Left {
+                request,
+                floor: status.floor.epoch,
+                owner: status.floor.owner,
+                tokens: tokens
+                    .map(|e| Emission {
+                        seq: e.seq,
+                        token: e.token,
+                        text: e.text,
+                        finish: e.finish,
+                    })
+                    .collect(),
+                submit,
+                checkpoint: fs::read(self.file(request, "checkpoint")).ok(),
+            });
+        }
+        Ok(left)
+    }
+
+    fn close(&self, request: RequestId) -> Result<(), LogError> {
+        self.journal.forget(request).map_err(|e| failed(&e))?;
+        for kind in ["submit", "checkpoint"] {
+            // One that is not there was never written.
+            let _ = fs::remove_file(self.file(request, kind));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Incarnation, WorkerId};
+
+    #[test]
+    fn what_a_request_asked_for_and_made_is_on_disk_until_it_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = RequestId([7; 16]);
+        let owner = WorkerRef {
+            id: WorkerId::new("w0").unwrap(),
+            incarnation: Incarnation(1),
+        };
+        let log = open_log(dir.path()).unwrap();
+        log.open(request, &owner, b"ask").unwrap();
+        let token = |seq| Emission {
+            seq,
+            token: 5,
+            text: b"x".to_vec(),
+            finish: None,
+        };
+        log.append(request, OwnerEpoch(1), &[token(1), token(2)])
+            .unwrap();
+        log.checkpoint(request, b"state").unwrap();
+        log.raise_floor(request, OwnerEpoch(2), &owner).unwrap();
+        assert!(
+            log.append(request, OwnerEpoch(1), &[token(3)]).is_err(),
+            "a token of an epoch below the floor was journaled"
+        );
+        let submit = dir.path().join(format!("requests/{request}.submit"));
+        assert_eq!(fs::read(&submit).unwrap(), b"ask");
+        drop(log);
+        let log = open_log(dir.path()).unwrap();
+        let left = log.left_open().unwrap();
+        assert_eq!((left[0].floor, left[0].tokens.len()), (OwnerEpoch(2), 2));
+        assert_eq!(left[0].checkpoint.as_deref(), Some(&b"state"[..]));
+        log.close(request).unwrap();
+        assert!(!submit.exists());
+        drop(log);
+        let journal = Journal::open(dir.path().join("journal"), JournalOptions::default()).unwrap();
+        assert_eq!(journal.requests().unwrap(), []);
+    }
 }

@@ -8,6 +8,23 @@ use crate::migrate::msg::Emission;
 #[error("the journal did not take it: {0}")]
 pub struct LogError(pub String);
 
+/// A request that an earlier life of the gateway left open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Its name.
+    pub request: RequestId,
+    /// The lowest epoch accepted.
+    pub floor: OwnerEpoch,
+    /// Whose it is.
+    pub owner: WorkerRef,
+    /// All journaled tokens, from number 1.
+    pub tokens: Vec<Emission>,
+    /// What it asked for.
+    pub submit: Vec<u8>,
+    /// Its last checkpoint.
+    pub checkpoint: Option<Vec<u8>>,
+}
+
 /// The durable side of the acceptor. Each call returns once what it wrote survives a crash of the
 /// process; what a power cut may take is the log's own window.
 pub trait TokenLog: Send + Sync {
@@ -31,6 +48,8 @@ pub trait TokenLog: Send + Sync {
     fn checkpoint(&self, request: RequestId, bytes: &[u8]) -> Result<(), LogError>;
     /// The client has tokens through here. A hint: it may be lost.
     fn delivered(&self, request: RequestId, through: u64);
+    /// What an earlier life left open; asked once, at start.
+    fn left_open(&self) -> Result<Vec<Left>, LogError>;
     /// The stream is over and its record says so.
     fn close(&self, request: RequestId) -> Result<(), LogError>;
 }
@@ -53,6 +72,9 @@ impl TokenLog for MemoryLog {
         Ok(())
     }
     fn delivered(&self, _: RequestId, _: u64) {}
+    fn left_open(&self) -> Result<Vec<Left>, LogError> {
+        Ok(Vec::new())
+    }
     fn close(&self, _: RequestId) -> Result<(), LogError> {
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::rpc::v1;
 const SEND: Duration = Duration::from_secs(2);
 
 /// Why a stream ended, as the worker numbers it.
-fn end_of(finish: u8) -> End {
+pub(super) fn end_of(finish: u8) -> End {
     match finish {
         0 => End::Stop,
         1 => End::Length,
