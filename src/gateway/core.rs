@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::broadcast;
 
+use super::heal::Watch;
 use super::http::Backend;
 use super::hub::{End, Hub, Live};
 use super::log::{LogError, TokenLog};
@@ -22,15 +23,11 @@ use crate::id::{OwnerEpoch, RequestId, WorkerRef};
 use crate::migrate::acceptor::{Acceptor, Done, Event};
 use crate::migrate::io::{self, Timer};
 use crate::migrate::limits::Limits;
-use crate::route::{RoutePhase, RouteRecord};
+use crate::route::RouteRecord;
 use crate::rpc::v1;
 
 /// How long a worker may take to admit a request.
 const SUBMIT: Duration = Duration::from_secs(20);
-/// How long a worker's link may be down before its requests are recovered elsewhere.
-pub(super) const GRACE: Duration = Duration::from_millis(300);
-/// Recoveries of one request that may fail before it is given up.
-const FAILURES: u32 = 8;
 
 /// The gateway.
 pub struct Core {
@@ -48,7 +45,7 @@ pub struct Core {
     limits: Limits,
     pub(super) runtime: tokio::runtime::Handle,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
-    orphans: Mutex<Vec<RequestId>>,
+    pub(super) watch: Watch,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<(RequestId, Timer)>>,
     draining: AtomicBool,
@@ -73,7 +70,7 @@ impl Core {
             limits,
             runtime,
             slots: Mutex::default(),
-            orphans: Mutex::default(),
+            watch: Watch::default(),
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -189,93 +186,16 @@ impl Core {
         {
             self.journal_failed(&error);
         }
-        if let Some((running, phase)) = state.recovered.take() {
-            self.recovered(slot, state.failures, running, phase);
+        if let Some(running) = state.recovered.take() {
+            self.tell(slot.request, "recovered", format!("running: {running}"));
             state.failures = if running { 0 } else { state.failures + 1 };
         }
-    }
-
-    fn recovered(
-        self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        failures: u32,
-        running: bool,
-        phase: RoutePhase,
-    ) {
-        let request = slot.request;
-        self.tell(request, "recovered", format!("running: {running}"));
-        if running || phase == RoutePhase::Finished {
-            return;
-        }
-        if failures >= FAILURES {
-            slot.live.end(End::Failed);
-            self.finished(request, End::Failed);
-            return;
-        }
-        self.orphan(request);
     }
 
     /// A timer fired.
     pub fn fire(self: &Arc<Self>, (request, timer): (RequestId, Timer)) {
         if let Some(slot) = self.slot(request) {
             self.post(&slot, io::Event::Timer(timer));
-        }
-    }
-
-    /// A request without a worker: recovered as soon as there is one.
-    pub(super) fn orphan(self: &Arc<Self>, request: RequestId) {
-        self.orphans.lock().push(request);
-        let core = Arc::clone(self);
-        self.runtime.spawn(async move {
-            tokio::time::sleep(GRACE).await;
-            core.adopt_orphans();
-        });
-    }
-
-    /// Places what has no worker.
-    fn adopt_orphans(self: &Arc<Self>) {
-        let orphans = std::mem::take(&mut *self.orphans.lock());
-        for request in orphans {
-            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else {
-                continue;
-            };
-            match self.workers.place(None, &[]) {
-                Some(target) => self.recover(&slot, target),
-                None => self.orphans.lock().push(request),
-            }
-        }
-    }
-
-    /// Begins to move a request whose owner is believed dead.
-    fn recover(self: &Arc<Self>, slot: &Arc<Slot>, target: WorkerRef) {
-        self.metrics.recoveries.inc();
-        self.tell(slot.request, "recovering", format!("to {target}"));
-        let (core, slot) = (Arc::clone(self), Arc::clone(slot));
-        self.runtime.spawn_blocking(move || {
-            core.post(&slot, io::Event::Local(Done::Recover { target }));
-        });
-    }
-
-    /// The requests that the *record* says a lost worker owns; what has moved on meanwhile is only
-    /// noted.
-    pub(super) fn recover_all_of(self: &Arc<Self>, worker: &WorkerRef) {
-        use crate::drive::RouteStore;
-        use crate::migrate::io::StoreReply;
-        for request in self.workers.owned_by(worker) {
-            let Some(slot) = self.slot(request).filter(|s| s.live.ended().is_none()) else {
-                continue;
-            };
-            match self.routes.read(request) {
-                StoreReply::Value(v) if v.record.owner != *worker => {
-                    self.workers.own(request, &v.record.owner);
-                }
-                StoreReply::Value(v) => match self.workers.place(None, &[v.record.owner.clone()]) {
-                    Some(target) => self.recover(&slot, target),
-                    None => self.orphans.lock().push(request),
-                },
-                StoreReply::Absent => {}
-                _ => self.orphan(request),
-            }
         }
     }
 
@@ -303,7 +223,6 @@ impl Core {
                 }
                 self.workers.set_model(&worker, d.model);
                 self.metrics.workers.set(self.workers.all().len() as i64);
-                self.adopt_orphans();
             }
             Err(error) => tracing::warn!(%worker, error, "cannot be described"),
         }
@@ -353,13 +272,8 @@ impl Core {
                 ApiError::unavailable("journal", error.to_string())
             })?;
         let acceptor = Acceptor::admitted(request, worker.clone(), self.limits.clone());
-        let slot = Arc::new(Slot::new(
-            Arc::clone(live),
-            submit.clone(),
-            acceptor,
-            Vec::new(),
-            None,
-        ));
+        let slot = Slot::new(Arc::clone(live), submit.clone(), acceptor, Vec::new(), None);
+        let slot = Arc::new(slot.with_model(self.workers.model_of(worker)));
         self.insert(Arc::clone(&slot));
         self.workers.own(request, worker);
         Ok(slot)
@@ -478,7 +392,11 @@ impl Core {
             Err(status) if lost(&status) => {
                 // The worker may have taken it: another one gets it under a higher epoch.
                 let target = self.workers.place(ask.model.as_deref(), &[worker]);
-                self.recover(&slot, target.ok_or_else(no_worker)?);
+                let target = target.ok_or_else(no_worker)?;
+                let core = Arc::clone(self);
+                tokio::task::spawn_blocking(move || core.recover(&slot, target))
+                    .await
+                    .map_err(|e| ApiError::internal(e.to_string()))?;
                 Ok(())
             }
             Err(status) => {

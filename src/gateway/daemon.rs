@@ -29,6 +29,8 @@ const TIMERS: usize = 2;
 const KEEP: Duration = Duration::from_secs(300);
 /// How often what is over is forgotten.
 const TEND: Duration = Duration::from_secs(5);
+/// How often requests that nobody serves are looked for.
+const HEAL: Duration = Duration::from_millis(100);
 /// How long streams may take to end after a stop was asked for.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -192,7 +194,8 @@ fn tend(core: &Arc<Core>, ended: Arc<AtomicBool>) -> std::io::Result<JoinHandle<
     let run = move || {
         let mut last = Instant::now();
         while !ended.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(HEAL);
+            core.heal();
             if last.elapsed() >= TEND {
                 last = Instant::now();
                 if let Some(then) = last.checked_sub(KEEP) {

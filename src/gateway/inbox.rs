@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::core::{Core, GRACE};
+use super::core::Core;
 use super::image::Checkpoint;
 use crate::drive::{Handler, Hello, envelope, kind, name};
 use crate::id::{OwnerEpoch, RequestId};
@@ -57,18 +57,10 @@ impl Handler for Inbox {
 
     fn left(&self, peer: &Peer) {
         let Peer::Worker(worker) = peer else { return };
-        let (core, worker) = (Arc::clone(&self.0), worker.clone());
+        let core = &self.0;
         core.tell(RequestId::default(), "worker-lost", worker.to_string());
-        core.workers.left(&worker);
+        core.workers.left(worker);
         core.metrics.workers.set(core.workers.all().len() as i64);
-        let runtime = core.runtime.clone();
-        runtime.spawn(async move {
-            tokio::time::sleep(GRACE).await;
-            if core.workers.is_linked(&worker) {
-                return;
-            }
-            let _ = tokio::task::spawn_blocking(move || core.recover_all_of(&worker)).await;
-        });
     }
 }
 
@@ -118,6 +110,6 @@ impl Inbox {
             return;
         }
         tracing::warn!(%request, %worker, "the engine failed on a request; it is recovered");
-        self.0.orphan(request);
+        self.0.engine_failed(request);
     }
 }

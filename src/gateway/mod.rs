@@ -3,6 +3,7 @@
 pub mod answer;
 mod core;
 mod daemon;
+mod heal;
 pub mod http;
 pub mod hub;
 pub mod image;

@@ -14,7 +14,6 @@ use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
 use crate::migrate::acceptor::{Acceptor, Do, Done};
 use crate::migrate::io::{Payload, Peer, Report, StoreReply, Timer};
 use crate::migrate::msg::{Emission, Msg};
-use crate::route::RoutePhase;
 use crate::rpc::v1;
 
 /// How long handing a message to a worker's socket may take.
@@ -38,6 +37,7 @@ pub struct Slot {
     pub live: Arc<Live>,
     /// As the client asked for it, its seed resolved.
     pub submit: v1::SubmitRequest,
+    model: Option<String>,
     pub(super) state: Mutex<State>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct State {
     /// Set by the machine: the record says that the stream is over.
     pub(super) closed: bool,
     /// Set by the machine: how a recovery ended.
-    pub(super) recovered: Option<(bool, RoutePhase)>,
+    pub(super) recovered: Option<bool>,
 }
 
 impl Slot {
@@ -75,11 +75,24 @@ impl Slot {
             recovered: None,
         };
         Self {
+            model: None,
             request: live.request,
             live,
             submit,
             state: Mutex::new(state),
         }
+    }
+}
+
+impl Slot {
+    /// The model it was placed for.
+    pub fn with_model(self, model: Option<String>) -> Self {
+        Self { model, ..self }
+    }
+
+    /// The model it was placed for; `None` where any does.
+    pub fn model(&self) -> Option<&str> {
+        self.model.as_deref()
     }
 }
 
@@ -91,7 +104,7 @@ pub(super) struct AcceptorHands<'a> {
     pub(super) tokens: &'a mut Vec<Emission>,
     pub(super) checkpoint: &'a Option<Checkpoint>,
     pub(super) closed: &'a mut bool,
-    pub(super) recovered: &'a mut Option<(bool, RoutePhase)>,
+    pub(super) recovered: &'a mut Option<bool>,
 }
 
 impl Hands<Acceptor> for AcceptorHands<'_> {
@@ -132,8 +145,8 @@ impl Hands<Acceptor> for AcceptorHands<'_> {
                 *self.closed = true;
                 None
             }
-            Do::Recovered { running, phase } => {
-                *self.recovered = Some((running, phase));
+            Do::Recovered { running, .. } => {
+                *self.recovered = Some(running);
                 None
             }
         }

@@ -138,6 +138,15 @@ impl Workers {
         }
     }
 
+    /// Which model a worker serves, if it said so.
+    pub fn model_of(&self, worker: &WorkerRef) -> Option<String> {
+        let table = self.table.lock();
+        table
+            .get(worker)
+            .map(|e| e.model.clone())
+            .filter(|m| !m.is_empty())
+    }
+
     /// Names of the models served, each once.
     pub fn models(&self) -> Vec<String> {
         let mut names: Vec<String> = self
