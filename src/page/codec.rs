@@ -46,6 +46,10 @@ impl<'a> Reader<'a> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
+    pub(crate) fn u64(&mut self, what: &'static str) -> Result<u64, PageError> {
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
     pub(crate) fn end(self) -> Result<(), PageError> {
         match self.0.len() {
             0 => Ok(()),

@@ -36,6 +36,7 @@ mod header;
 mod layout;
 mod pieces;
 mod plan;
+mod refs;
 mod spec;
 mod view;
 
@@ -52,6 +53,7 @@ pub use header::{MAX_GROUPS, MAX_PAGE_TOKENS, ObjectSetHeader, Scheme};
 pub use layout::{BlockLayout, MAX_BLOCKS, Plane};
 pub use pieces::MAX_PIECES;
 pub use plan::{CopyRun, assign_sources, plan_copy, plan_copy_of};
+pub use refs::{KvObjectSet, MAX_PAGES, MAX_STORE_KEY, MAX_TP, PageRef, Part};
 pub use spec::{Axis, KvSplit, LayoutSpec, Major, Order, Scales};
 pub use view::TokenView;
 
@@ -85,6 +87,8 @@ impl<R: Resident + ?Sized> Resident for &R {
     }
 }
 
+#[cfg(test)]
+mod refs_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
