@@ -79,7 +79,7 @@ impl Sink<'_> {
 }
 
 /// How long a piece waits for blocks that somebody else holds.
-const LEASE_WAIT: Duration = Duration::from_millis(50);
+const LEASE_WAIT: Duration = Duration::from_millis(500);
 /// How long a waiting link sleeps before it tries for a lease again: nobody wakes it.
 const NAP: Duration = Duration::from_micros(50);
 /// Bytes moved in one `poll`, so that a caller with other things to do gets to them.

@@ -41,6 +41,12 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
+/// Adds a piece, by its check, to what a Put's target has landed. Done carries the sum of all pieces:
+/// who has not seen the bytes cannot acknowledge them.
+pub fn receipt(so_far: u32, piece: u32) -> u32 {
+    crc32c(&(u64::from(so_far) << 32 | u64::from(piece)).to_le_bytes())
+}
+
 /// CRC-32C over several runs.
 #[derive(Clone)]
 pub struct Crc(crc_fast::Digest);
@@ -88,7 +94,7 @@ pub enum Kind {
     Put = 4,
     /// A piece of a Get's answer or of a Put's bytes.
     Data = 5,
-    /// A Put is applied and visible.
+    /// A Put is applied and visible; `offset` is its [`receipt`].
     Done = 6,
     /// A request is not served, or not to its end; `code` says why.
     Refused = 7,

@@ -84,13 +84,13 @@ impl Tx {
     }
 
     /// Computes the check of a payload and makes it the piece to send. With a tap, the payload is
-    /// copied aside for it, and the lease is not needed any more.
+    /// copied aside for it, and the lease is not needed any more. Gives the check.
     pub(super) fn start_piece(
         &mut self,
         lease: &ReadLease,
         p: &PieceOf<'_>,
         tap: Option<&dyn Tap>,
-    ) {
+    ) -> u32 {
         debug_assert!(self.piece.is_none() && p.len <= PIECE_MAX);
         let mut header = Header::new(Kind::Data, p.op);
         header.epoch = p.epoch;
@@ -136,6 +136,7 @@ impl Tx {
             detached,
             not_before,
         });
+        header.payload_crc
     }
 
     /// Appends a piece to the buffer of small frames, which needs no lease once this returns.

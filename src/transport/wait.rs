@@ -19,7 +19,11 @@ pub(super) struct Waiter {
     spin: Duration,
 }
 
-const SPIN_MAX: Duration = Duration::from_micros(20);
+/// Longest spin. A sleeper must be woken by the sender, which in a virtual machine costs the sender
+/// an exit of several microseconds, for each of the many short waits within one transfer: a spin of
+/// this length takes less CPU time per byte over both processes than sleeping does (1 MiB puts between
+/// two processes on 2 cores: 0.32 against 0.63 s per GB) and halves the time of a 64 KiB transfer.
+const SPIN_MAX: Duration = Duration::from_micros(50);
 const SPIN_MIN: Duration = Duration::from_micros(1);
 
 impl Waiter {

@@ -132,10 +132,17 @@ impl ShmReach {
             Instant::now() + FRAME,
         ) {
             Ok(()) => Reached::Waiting,
-            Err(e) => Reached::Failed(TransportError::PeerLost {
-                errno: e.raw_os_error().unwrap_or(0),
-            }),
+            Err(e) => self.lost(&e),
         }
+    }
+
+    /// Nothing can be sent any more: the link is dead from here on.
+    fn lost(&self, e: &std::io::Error) -> Reached {
+        let e = TransportError::PeerLost {
+            errno: e.raw_os_error().unwrap_or(0),
+        };
+        self.inner.state.lock().dead.get_or_insert(e);
+        Reached::Failed(e)
     }
 
     /// The answer to this question, if it was the last one asked and the answer has come.
@@ -251,8 +258,7 @@ impl Reach for ShmReach {
                 .sender
                 .send(header, &[], &[fd], Instant::now() + FRAME)
             {
-                let errno = e.raw_os_error().unwrap_or(0);
-                return Reached::Failed(TransportError::PeerLost { errno });
+                return self.lost(&e);
             }
             if self.offered.len() == OFFERS_MAX {
                 self.offered.pop_front();
@@ -340,7 +346,7 @@ fn listen(stream: &UnixStream, mut reader: Reader, inner: &Inner) {
         }
     };
     inner.sender.shutdown();
-    inner.state.lock().dead = Some(end);
+    inner.state.lock().dead.get_or_insert(end);
     inner.changed.notify_all();
 }
 
@@ -411,4 +417,47 @@ fn take(f: Frame, inner: &Inner) -> Result<(), TransportError> {
     }
     inner.changed.notify_all();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{Region, SharedWords};
+
+    /// What a paused peer does when it comes back after its grant was quarantined: it finishes its
+    /// copy, and must not call it good.
+    #[test]
+    fn a_copy_that_ends_after_its_grant_died_is_not_good() {
+        let region = Region::memfd("test", 4096).unwrap();
+        let words = SharedWords::new("test", 2).unwrap();
+        words.store(1, 7);
+        let view = RegionView::map(region.fd().unwrap(), 4096).unwrap();
+        let held = Held {
+            key: RegionKey::random().unwrap(),
+            epoch: 1,
+            word: 8,
+            ticket: 7,
+            view: Mutex::new(Some(Arc::new(view))),
+        };
+        let seen = RegionView::map(words.fd(), words.len()).unwrap();
+        let piece = [Span {
+            remote_off: 0,
+            local_off: 0,
+            len: 100,
+        }];
+        let mut aside = Vec::new();
+        assert_eq!(
+            copy(&held, &seen, &piece, &mut Sink::Aside(&mut aside)),
+            Ok(())
+        );
+        for later in [0, 8] {
+            words.store(1, later);
+            let dead = copy(&held, &seen, &piece, &mut Sink::Aside(&mut aside));
+            assert_eq!(dead, Err(Refusal::StaleEpoch.into()), "a word of {later}");
+        }
+        words.store(1, 7);
+        *held.view.lock() = None;
+        let given_back = copy(&held, &seen, &piece, &mut Sink::Aside(&mut aside));
+        assert_eq!(given_back, Err(Refusal::StaleEpoch.into()));
+    }
 }

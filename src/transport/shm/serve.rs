@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Longest time from a frame's first byte to its last, in either direction.
 const FRAME: Duration = Duration::from_secs(10);
 /// How long a put waits for blocks that somebody else holds.
-const LEASE_WAIT: Duration = Duration::from_millis(50);
+const LEASE_WAIT: Duration = Duration::from_millis(500);
 /// Regions a peer may have on offer.
 const OFFERS_MAX: usize = 16;
 

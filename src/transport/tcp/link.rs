@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::transport::frame::{
-    HEADER_LEN, Header, Kind, REQUEST_BYTES_MAX, SPANS_MAX, VERSION, crc32c, encode_span,
+    HEADER_LEN, Header, Kind, REQUEST_BYTES_MAX, SPANS_MAX, VERSION, crc32c, encode_span, receipt,
 };
 use crate::transport::ops::Ops;
 use crate::transport::rx::{Filled, Landed, Landing, Rx};
@@ -40,6 +40,8 @@ struct Request {
     /// Bytes landed, or handed to the kernel.
     moved: u64,
     put: bool,
+    /// Of the bytes of a put, see [`receipt`].
+    receipt: u32,
 }
 
 /// One connection to a [`TcpTransport`](super::TcpTransport).
@@ -253,7 +255,8 @@ impl TcpLink {
             len,
             direction: Direction::Put,
         };
-        self.tx.start_piece(lease, &piece, self.tap.as_deref());
+        let check = self.tx.start_piece(lease, &piece, self.tap.as_deref());
+        r.receipt = receipt(r.receipt, check);
         self.sending = Some(r.op);
         r.at = r.at.advance(&op.spans, len as u64);
         r.moved += len as u64;
@@ -317,6 +320,7 @@ impl TcpLink {
             len,
             moved: 0,
             put,
+            receipt: 0,
         });
         (op.at, op.issued) = (next, op.issued + len);
         self.next_op += 1;
@@ -373,8 +377,9 @@ impl TcpLink {
             }
             Kind::Done if r.put && r.moved == r.len => {
                 let (id, len) = (r.id, r.len);
-                if self.tx.has_piece() && self.sending == Some(h.op) {
-                    return broken("an answer before the question was asked in full");
+                let in_part = self.tx.has_piece() && self.sending == Some(h.op);
+                if in_part || h.offset != u64::from(r.receipt) {
+                    return broken("an acknowledgement of other bytes than were sent");
                 }
                 self.finish_front();
                 self.credit(id, len);

@@ -14,8 +14,8 @@ mod link;
 mod serve;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -154,7 +154,7 @@ fn serve_in_thread(stream: TcpStream, id: u64, shared: &Arc<Shared>) -> std::io:
     if shared.serving.load(Ordering::Relaxed) >= shared.options.connections_max {
         return Ok(());
     }
-    stream.set_nodelay(true)?;
+    prepare(&stream)?;
     shared.sockets.lock().push((id, stream.try_clone()?));
     shared.serving.fetch_add(1, Ordering::Relaxed);
     let for_thread = shared.clone();
@@ -171,6 +171,24 @@ fn serve_in_thread(stream: TcpStream, id: u64, shared: &Arc<Shared>) -> std::io:
         shared.serving.fetch_sub(1, Ordering::Release);
     }
     spawned.map(drop)
+}
+
+/// What the kernel should hold of what a side sends: all that a link has in flight, with the
+/// kernel's own overhead, so that a piece goes out in one call and its lease ends at once.
+const SEND_BUFFER: usize = 2 << 20;
+
+/// Options of both sides' sockets.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    static ALLOWED: LazyLock<bool> = LazyLock::new(|| {
+        let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max");
+        most.is_ok_and(|m| m.trim().parse().is_ok_and(|m: usize| m >= SEND_BUFFER))
+    });
+    stream.set_nodelay(true)?;
+    // Asking for more than allowed would give less than the kernel's own tuning reaches.
+    if *ALLOWED {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER);
+    }
+    Ok(())
 }
 
 impl Transport for TcpTransport {

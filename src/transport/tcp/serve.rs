@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{LEASE_HOLD, Shared};
 use crate::mem::{BlockId, WriteLease};
-use crate::transport::frame::{Header, Kind, VERSION, crc32c, decode_spans};
+use crate::transport::frame::{Header, Kind, VERSION, crc32c, decode_spans, receipt};
 use crate::transport::registry::{Guard, lease_refusal};
 use crate::transport::rx::{Filled, Landed, Landing, Rx};
 use crate::transport::span::Cursor;
@@ -16,8 +16,8 @@ use crate::transport::wait::{Interest, Waiter};
 use crate::transport::{Access, PIECE_MAX, Refusal, Span};
 
 /// How long a request waits for blocks that somebody else holds: an engine writes a token's K and V
-/// in microseconds, so this is plenty.
-const LEASE_WAIT: Duration = Duration::from_millis(50);
+/// in microseconds, so this is plenty, also where threads wait long for a core.
+const LEASE_WAIT: Duration = Duration::from_millis(500);
 /// How soon an idle or blocked thread sees a stop or a closed epoch.
 const TICK: Duration = Duration::from_millis(20);
 /// How soon an idle thread sees a stop that no socket shutdown announced.
@@ -47,6 +47,7 @@ struct Put {
     at: Cursor,
     got: u64,
     bad_check: bool,
+    receipt: u32,
     give_up: Instant,
 }
 
@@ -394,6 +395,7 @@ impl Connection<'_> {
             at: Cursor::default(),
             got: 0,
             bad_check: false,
+            receipt: 0,
             give_up,
         });
         Ok(())
@@ -434,18 +436,21 @@ impl Connection<'_> {
         };
         if let Some(p) = self.put.as_mut().filter(|p| p.op == h.op && whole_in_place) {
             p.bad_check |= !ok;
+            p.receipt = receipt(p.receipt, h.payload_crc);
             p.at = p.at.advance(&self.put_spans, u64::from(h.len));
             p.got += u64::from(h.len);
             if p.got == p.total {
-                let bad = p.bad_check;
+                let (bad, receipt) = (p.bad_check, p.receipt);
                 // The lease ends before the answer is sent: done means that a reader can get in.
                 self.put = None;
                 if bad {
                     self.refuse(h.op, Refusal::Integrity);
                 } else {
-                    self.tx
-                        .out
-                        .extend_from_slice(&Header::new(Kind::Done, h.op).encode());
+                    let done = Header {
+                        offset: u64::from(receipt),
+                        ..Header::new(Kind::Done, h.op)
+                    };
+                    self.tx.out.extend_from_slice(&done.encode());
                 }
             }
         }
