@@ -33,6 +33,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A field of its readiness line.
     pub fn field(&self, key: &str) -> anyhow::Result<&str> {
         self.ready[key]

@@ -151,12 +151,26 @@ impl Attempt {
         }
     }
 
-    pub(super) fn tell_progress(&self, limits: &Limits, request: RequestId, out: &mut Vec<Action>) {
-        let left = self.sealed - self.verified.min(self.sealed);
+    /// Tokens below the watermark that the destination has not verified.
+    pub(super) fn left(&self) -> u64 {
+        self.sealed - self.verified.min(self.sealed)
+    }
+
+    /// Right after a seal: whether another round would leave no less. Nothing is left, or what came
+    /// up during the last round is as much as that round moved.
+    pub(super) fn has_converged(&self, limits: &Limits) -> bool {
+        let (from, to) = self.hashing;
+        let stalled = to > from && self.left() >= to - from;
+        self.sealed > 0
+            && self.left() <= u64::from(limits.go_tokens)
+            && (self.left() == 0 || stalled)
+    }
+
+    pub(super) fn tell_progress(&self, converged: bool, request: RequestId, out: &mut Vec<Action>) {
         let body = Body::Progress {
             accepted: self.sealed,
             verified: self.verified,
-            converged: self.sealed > 0 && left <= u64::from(limits.go_tokens),
+            converged,
         };
         self.send(&self.coordinator, request, body, Payload::NONE, out);
         let report = Report::Streamed {

@@ -139,7 +139,10 @@ impl Source {
                     a.window.retain(|to| *to > through);
                     a.resends = 0;
                     a.reseal = true;
-                    a.tell_progress(&self.limits, self.request, out);
+                    // With nothing left the next seal tells, of what was decoded meanwhile.
+                    if a.left() > 0 {
+                        a.tell_progress(false, self.request, out);
+                    }
                     a.pump(now, &self.limits, out);
                 }
             }
@@ -148,7 +151,7 @@ impl Source {
                     a.go = true;
                     a.pump(now, &self.limits, out);
                 } else {
-                    a.tell_progress(&self.limits, self.request, out);
+                    a.tell_progress(false, self.request, out);
                 }
             }
             Body::Cancel { cause } | Body::Refuse { cause } => {
@@ -368,11 +371,16 @@ impl Source {
             Ok(s) if s.dirty => a.give_up(Cause::SealDirty, request, out),
             Ok(s) => {
                 a.sealed = a.sealed.max(s.stable_len);
-                a.tell_progress(limits, request, out);
-                if a.sealed == a.verified {
+                let converged = a.has_converged(limits);
+                a.tell_progress(converged, request, out);
+                if converged || a.left() == 0 {
                     a.timer(now, TimerKind::Round, limits.round_ns, out);
                 }
-                a.pump(now, limits, out);
+                // Once GO is due, what is offered would be under way in the fence. Should GO not come,
+                // the next round goes on.
+                if a.go || !converged {
+                    a.pump(now, limits, out);
+                }
             }
             Err(cause) => a.give_up(cause, request, out),
         }

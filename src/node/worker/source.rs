@@ -383,6 +383,8 @@ impl SourceHands<'_> {
         let tokens = core.emitter.unacked(request, tokens_from, seal);
         core.measures
             .add(request, self.at.epoch, "fence-bytes", payload.len() as u64);
+        core.measures
+            .add(request, self.at.epoch, "tail-slots", kv_len - from);
         core.measures.at(request, self.at.epoch, at::EXPORTED);
         Ok(Exported {
             set_digest: set_digest.0,

@@ -2,9 +2,11 @@
 
 mod ceiling;
 mod digest;
+mod fence;
 mod plot;
 mod progress;
 mod quiet;
+mod rig;
 mod row;
 mod stats;
 mod table;
@@ -26,6 +28,11 @@ pub struct BenchArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 enum Which {
+    /// How long a request stands still when it moves, beside a handoff of nothing.
+    #[command(
+        after_help = "Example:\n  moonlive bench fence --transport tcp --context 1024,65536 --migrations 200 --store embedded --plot fence.svg"
+    )]
+    Fence(fence::FenceArgs),
     /// Hash resident KV pages, beside BLAKE3 on contiguous memory.
     #[command(
         after_help = "Example:\n  moonlive bench digest --page 16,64 --threads 1 --plot digest.svg"
@@ -79,6 +86,7 @@ pub fn serve_if_asked() {
 pub fn run(args: BenchArgs, json: bool) -> anyhow::Result<()> {
     let mut rows = Rows::new(json);
     match &args.which {
+        Which::Fence(a) => fence::run(a, &mut rows)?,
         Which::Digest(a) => digest::run(a, &mut rows)?,
         Which::Transfer(a) => transfer::run(a, &mut rows)?,
     }
