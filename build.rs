@@ -9,7 +9,8 @@ fn main() {
 
 #[cfg(feature = "program")]
 fn protos() {
-    const FILES: [&str; 4] = [
+    const FILES: [&str; 5] = [
+        "moonlive/engine/v1/adapter.proto",
         "moonlive/v1/common.proto",
         "moonlive/v1/worker.proto",
         "moonlive/v1/coordinator.proto",

@@ -25,6 +25,8 @@ pub mod wal;
 pub mod wire;
 
 #[cfg(feature = "program")]
+pub mod drive;
+#[cfg(feature = "program")]
 pub mod gateway;
 #[cfg(feature = "program")]
 pub mod node;

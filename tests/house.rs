@@ -33,13 +33,29 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("metastore", &["route", "wire", "wal"]),
     ("journal", &["route", "wal"]),
     ("replica", &["page", "digest", "mem", "metastore"]),
+    ("drive", &["migrate", "route", "wire", "metastore"]),
     (
         "rpc",
-        &["page", "route", "control_state", "migrate", "transport"],
+        &[
+            "page",
+            "route",
+            "control_state",
+            "migrate",
+            "transport",
+            "wire",
+        ],
     ),
     (
         "gateway",
-        &["migrate", "route", "journal", "metastore", "wire"],
+        &[
+            "drive",
+            "migrate",
+            "route",
+            "journal",
+            "metastore",
+            "wire",
+            "rpc",
+        ],
     ),
     ("supervise", &["route", "metastore", "gpu"]),
     (
@@ -60,6 +76,7 @@ const ALL_BUT_SHELL: &[&str] = &[
     "migrate",
     "mem",
     "wire",
+    "wal",
     "gpu",
     "verbs",
     "transport",
@@ -67,6 +84,7 @@ const ALL_BUT_SHELL: &[&str] = &[
     "metastore",
     "journal",
     "replica",
+    "drive",
     "rpc",
     "gateway",
     "supervise",
@@ -78,6 +96,21 @@ const ALL: &[&str] = &["*"];
 /// Arrows beyond the plan, each with its reason. One that no code uses any more fails the test.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     // (room, uses, reason)
+    (
+        "rpc",
+        "engine",
+        "serves the engine's contract over gRPC, and is an engine behind it",
+    ),
+    (
+        "rpc",
+        "digest",
+        "page and leaf digests are part of the engine's contract",
+    ),
+    (
+        "rpc",
+        "mem",
+        "mirrors a remote engine's slots in blocks that transports can lease",
+    ),
 ];
 
 /// Rooms that do no I/O and read no clock.
@@ -150,7 +183,10 @@ fn rooms_use_only_what_the_plan_allows() {
     let exceptions: BTreeSet<(&str, &str)> = EXCEPTIONS.iter().map(|(a, b, _)| (*a, *b)).collect();
     let mut needed = BTreeSet::new();
     let mut wrong = Vec::new();
-    for file in house() {
+    let files = house();
+    // What else stands at the crate's root (exported macros) is no room.
+    let rooms: BTreeSet<String> = files.iter().map(|f| f.room.clone()).collect();
+    for file in files {
         if file.room == "lib" || file.room == "bin" {
             continue;
         }
@@ -164,7 +200,7 @@ fn rooms_use_only_what_the_plan_allows() {
                 }
             },
         };
-        for used in rooms_used(&file) {
+        for used in rooms_used(&file).intersection(&rooms) {
             let arrow = (file.room.as_str(), used.as_str());
             match exceptions.iter().find(|e| **e == arrow) {
                 Some(exception) => {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::DigestError;
-use super::lanes::CHUNK;
+use super::lanes::{CHUNK, LANES};
+use super::simd::{BLOCK, Row};
 use crate::page::{BlockLayout, PageError, Resident, TokenView};
 
 /// Rows of one part of one leaf in one block, or the base of them where they are scattered.
@@ -38,8 +39,8 @@ pub(super) struct Pieces {
     /// `list[ends[c - 1] .. ends[c]]` are the pieces of chunk `c`.
     ends: Vec<u32>,
     shape: Option<Shape>,
-    /// Block segments of the token range.
-    pub(super) segments: usize,
+    /// All pieces are whole 64-byte blocks.
+    pub(super) whole_blocks: bool,
 }
 
 /// What pieces depend on, beside the layout.
@@ -83,7 +84,6 @@ impl Pieces {
         self.ends.clear();
         let bt = layout.block_tokens();
         let parts = layout.parts();
-        self.segments = (shape.phase + shape.tokens).div_ceil(bt) as usize;
         let mut chunk_at = shape.fill;
         let (mut segment, mut slot, mut in_block) = (0u32, 0u32, shape.phase);
         for _ in 0..shape.tokens {
@@ -119,6 +119,10 @@ impl Pieces {
             }
         }
         self.ends.push(self.list.len() as u32);
+        self.whole_blocks = self
+            .list
+            .iter()
+            .all(|p| (p.len as usize).is_multiple_of(BLOCK));
     }
 
     pub(super) fn chunks(&self) -> usize {
@@ -132,6 +136,10 @@ impl Pieces {
             self.ends[chunk - 1] as usize
         };
         &self.list[from..self.ends[chunk] as usize]
+    }
+
+    pub(super) fn bytes_of_chunk(&self, chunk: usize) -> usize {
+        self.of_chunk(chunk).iter().map(|p| p.len as usize).sum()
     }
 
     pub(super) fn all(&self) -> &[Piece] {
@@ -197,6 +205,26 @@ impl<'m, R: Resident + ?Sized> Gather<'m, '_, R> {
             Some(bytes) => Ok(&bytes[at as usize..][..piece.len as usize]),
             None => fetch(self.mem, s.base + at, piece.len.into()),
         }
+    }
+
+    /// A piece of whole blocks in all lanes, in place. `sources` has `per_leaf` entries for each
+    /// leaf; lanes without a leaf repeat the first one's, and nobody looks at them.
+    #[inline]
+    pub(super) fn rows(
+        &self,
+        sources: &[Source<'m>],
+        per_leaf: usize,
+        piece: &Piece,
+    ) -> Result<[Row<'m>; LANES], DigestError> {
+        let mut rows: [Row<'m>; LANES] = [&[]; LANES];
+        let mut n = 0;
+        for (row, sources) in rows.iter_mut().zip(sources.chunks_exact(per_leaf)) {
+            *row = self.piece(sources, piece)?.as_chunks::<BLOCK>().0;
+            n += 1;
+        }
+        let first = rows[0];
+        rows[n..].fill(first);
+        Ok(rows)
     }
 
     /// Copies the pieces of one chunk of one leaf to their places in `chunk`.

@@ -5,6 +5,8 @@
 //! fills sixteen lanes whatever the leaf length. `blake3::platform` is doc-hidden, hence the pinned
 //! version; tests compare every length with `blake3::keyed_hash`.
 
+use super::simd::Avx512;
+
 use blake3::IncrementCounter;
 use blake3::platform::{Platform, words_from_le_bytes_32};
 
@@ -15,11 +17,11 @@ pub(super) const CHUNK: usize = 1024;
 const BLOCK: usize = 64;
 const OUT: usize = 32;
 
-const CHUNK_START: u8 = 1;
-const CHUNK_END: u8 = 2;
-const PARENT: u8 = 4;
-const ROOT: u8 = 8;
-const KEYED: u8 = 16;
+pub(super) const CHUNK_START: u8 = 1;
+pub(super) const CHUNK_END: u8 = 2;
+pub(super) const PARENT: u8 = 4;
+pub(super) const ROOT: u8 = 8;
+pub(super) const KEYED: u8 = 16;
 
 /// Chaining values or digests of up to [`LANES`] leaves.
 pub(super) type Values = [u8; LANES * OUT];
@@ -37,6 +39,11 @@ impl Lanes {
             platform: Platform::detect(),
             key: words_from_le_bytes_32(key),
         }
+    }
+
+    /// The kernel that reads rows in place, where this machine has it.
+    pub(super) fn in_place(&self) -> Option<Avx512> {
+        Avx512::detect(self.key)
     }
 
     /// Chunk number `counter` of each input: each at least `len` (1 to [`CHUNK`]) bytes, of which

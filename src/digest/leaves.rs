@@ -5,11 +5,13 @@ use std::ops::Range;
 use rayon::ThreadPool;
 use sha2::{Digest as _, Sha256};
 
+use super::batch::{PerThread, gathered, in_place, sha256};
 use super::gather::{Gather, Pieces, Shape, Source};
 use super::keys::Keyed;
-use super::lanes::{CHUNK, LANES, Lanes, Stack, Values};
+use super::lanes::{CHUNK, LANES, Lanes};
+use super::simd::Avx512;
 use super::{DigestError, Digester, LeafDigest, PageDigest, Scheme};
-use crate::page::{MAX_PAGE_TOKENS, PageError, PageSpan, Resident, TokenView};
+use crate::page::{PageError, PageSpan, Resident, TokenView};
 
 /// Pages whose leaves are hashed before they are folded into page digests: enough to keep all
 /// threads busy, few enough to keep the leaf buffer small.
@@ -40,26 +42,6 @@ impl Default for Scratch {
     }
 }
 
-struct PerThread {
-    lanes: Box<[[u8; CHUNK]; LANES]>,
-    stack: Stack,
-    pieces: Pieces,
-    failed: Option<DigestError>,
-}
-
-impl PerThread {
-    fn new() -> Self {
-        // The longest leaf: 256 tokens of four rows, of at most 64 KiB each.
-        let chunks = MAX_PAGE_TOKENS as usize * 4 * 64;
-        Self {
-            lanes: Box::new([[0; CHUNK]; LANES]),
-            stack: Stack::new(chunks),
-            pieces: Pieces::default(),
-            failed: None,
-        }
-    }
-}
-
 /// The pages of one call.
 struct Job<'m, 'v, R: ?Sized> {
     gather: Gather<'m, 'v, R>,
@@ -69,7 +51,43 @@ struct Job<'m, 'v, R: ?Sized> {
     heads: usize,
 }
 
-impl<R: ?Sized> Job<'_, '_, R> {
+/// Up to [`LANES`] leaves of equal shape.
+struct Batch {
+    at: usize,
+    lanes: usize,
+    shape: Shape,
+}
+
+impl<'m, R: Resident + ?Sized> Job<'m, '_, R> {
+    /// The leaves from lane `at` on that fit in one batch; their sources.
+    fn batch(
+        &self,
+        at: usize,
+        end: usize,
+        sources: &mut Vec<Source<'m>>,
+    ) -> Result<Batch, DigestError> {
+        sources.clear();
+        let layout = self.gather.view.layout();
+        let mut page = self.page_of(at);
+        let mut tokens = self.tokens(page);
+        let shape = Shape::of(layout, &tokens, 0);
+        let mut lanes = 0;
+        while lanes < LANES && at + lanes < end {
+            let here = self.page_of(at + lanes);
+            if here != page {
+                page = here;
+                tokens = self.tokens(page);
+                if Shape::of(layout, &tokens, 0) != shape {
+                    break;
+                }
+            }
+            self.gather
+                .sources(self.leaf_of(at + lanes), &tokens, sources)?;
+            lanes += 1;
+        }
+        Ok(Batch { at, lanes, shape })
+    }
+
     fn page_of(&self, lane: usize) -> u32 {
         // Lanes are pages times leaves of a range of u32 pages.
         self.first_page + (lane / self.leaves) as u32
@@ -342,7 +360,7 @@ fn zeros(sha: &mut Sha256, mut n: usize) {
 }
 
 enum Kernel<'k> {
-    Blake3(Lanes),
+    Blake3(Lanes, Option<Avx512>),
     Sha256(&'k Sha256),
 }
 
@@ -357,105 +375,35 @@ fn hash_lanes<R: Resident + ?Sized>(
 ) -> Result<(), DigestError> {
     let layout = job.gather.view.layout();
     let kernel = match key {
-        Keyed::Blake3(key) => Kernel::Blake3(Lanes::new(key)),
+        Keyed::Blake3(key) => {
+            let lanes = Lanes::new(key);
+            Kernel::Blake3(lanes, lanes.in_place())
+        }
         Keyed::Sha256(start) => Kernel::Sha256(start),
     };
     own.pieces.reset();
-    let mut sources = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let tokens = job.tokens(job.page_of(at));
-        let shape = Shape::of(layout, &tokens, 0);
-        own.pieces.prepare(layout, shape);
-        let mut n = 0;
-        let mut page = job.page_of(at);
-        let mut tokens = tokens;
-        sources.clear();
-        while n < LANES && at + n < range.end {
-            let here = job.page_of(at + n);
-            if here != page {
-                page = here;
-                tokens = job.tokens(page);
-                if Shape::of(layout, &tokens, 0) != shape {
-                    break;
-                }
-            }
-            job.gather
-                .sources(job.leaf_of(at + n), &tokens, &mut sources)?;
-            n += 1;
-        }
-        let out = &mut out[at - range.start..][..n];
+    // One batch ahead, so that its first rows can be asked for while this one is hashed.
+    let (mut sources, mut ahead) = (Vec::new(), Vec::new());
+    let mut batch = job.batch(range.start, range.end, &mut sources)?;
+    while batch.lanes > 0 {
+        let end = batch.at + batch.lanes;
+        let next = job.batch(end, range.end, &mut ahead)?;
+        own.pieces.prepare(layout, batch.shape);
+        let out = &mut out[batch.at - range.start..][..batch.lanes];
         match &kernel {
-            Kernel::Blake3(lanes) => blake3_batch(&job.gather, lanes, &sources, own, out)?,
-            Kernel::Sha256(start) => sha256_batch(&job.gather, start, &sources, own, out)?,
-        }
-        at += n;
-    }
-    Ok(())
-}
-
-fn blake3_batch<R: Resident + ?Sized>(
-    gather: &Gather<'_, '_, R>,
-    lanes: &Lanes,
-    sources: &[Source<'_>],
-    own: &mut PerThread,
-    out: &mut [LeafDigest],
-) -> Result<(), DigestError> {
-    let n = out.len();
-    let per_leaf = sources.len() / n;
-    let PerThread {
-        lanes: room,
-        stack,
-        pieces,
-        ..
-    } = own;
-    let chunks = pieces.chunks();
-    let mut values: Values = [0; _];
-    stack.clear();
-    for chunk in 0..chunks {
-        let list = pieces.of_chunk(chunk);
-        let len = list.iter().map(|p| p.len as usize).sum();
-        let mut inputs: [&[u8]; LANES] = [&[]; LANES];
-        if let [piece] = list {
-            // Contiguous in memory: hashed where it lies.
-            for (input, sources) in inputs.iter_mut().zip(sources.chunks_exact(per_leaf)) {
-                *input = gather.piece(sources, piece)?;
+            Kernel::Blake3(_, Some(kernel)) if own.pieces.whole_blocks => {
+                let ahead = if next.shape == batch.shape {
+                    &ahead[..]
+                } else {
+                    &[]
+                };
+                in_place(&job.gather, kernel, (&sources, ahead), own, out)?;
             }
-        } else {
-            for (lane, sources) in room.iter_mut().zip(sources.chunks_exact(per_leaf)) {
-                gather.copy(sources, list, lane)?;
-            }
-            for (input, lane) in inputs.iter_mut().zip(room.iter()) {
-                *input = lane;
-            }
+            Kernel::Blake3(lanes, _) => gathered(&job.gather, lanes, &sources, own, out)?,
+            Kernel::Sha256(start) => sha256(&job.gather, start, &sources, &own.pieces, out)?,
         }
-        let root = chunks == 1;
-        lanes.chunks(&inputs[..n], len, chunk as u64, root, &mut values);
-        if chunk + 1 < chunks {
-            stack.push(lanes, chunk as u64, &mut values, n);
-        }
-    }
-    stack.finish(lanes, &mut values, n);
-    for (out, value) in out.iter_mut().zip(values.as_chunks::<32>().0) {
-        out.0 = *value;
-    }
-    Ok(())
-}
-
-fn sha256_batch<R: Resident + ?Sized>(
-    gather: &Gather<'_, '_, R>,
-    start: &Sha256,
-    sources: &[Source<'_>],
-    own: &PerThread,
-    out: &mut [LeafDigest],
-) -> Result<(), DigestError> {
-    let per_leaf = sources.len() / out.len();
-    for (out, sources) in out.iter_mut().zip(sources.chunks_exact(per_leaf)) {
-        let mut sha = start.clone();
-        for piece in own.pieces.all() {
-            sha.update(gather.piece(sources, piece)?);
-        }
-        out.0 = sha.finalize().into();
+        std::mem::swap(&mut sources, &mut ahead);
+        batch = next;
     }
     Ok(())
 }

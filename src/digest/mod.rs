@@ -2,13 +2,21 @@
 
 #![deny(unsafe_code)]
 
+mod batch;
 mod error;
 mod gather;
 mod keys;
 mod lanes;
 mod leaves;
+pub mod measure;
 mod set;
+#[cfg(target_arch = "x86_64")]
+mod simd;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "simd_absent.rs"]
+mod simd;
 mod tail;
+mod tail_lanes;
 mod types;
 
 pub use crate::page::Scheme;

@@ -8,14 +8,15 @@ use sha2::{Digest as _, Sha256};
 
 use super::gather::{Gather, Pieces, Shape};
 use super::keys::Keyed;
-use super::lanes::{CHUNK, LANES, Lanes, Stack, Values};
-use super::{DigestError, Digester, LeafDigest};
+use super::lanes::{CHUNK, LANES, Lanes};
+use super::simd::BLOCK;
+use super::tail_lanes::{Gathered, InPlace, Leaves};
+use super::{DigestError, Digester, LeafDigest, Scheme};
 use crate::page::{BlockLayout, PageError, PageSpan, Resident, TokenView};
 
 /// States of all leaves of one page of one shard, extended slot by slot.
 ///
-/// Keeps the last, unfinished KiB of each leaf, so that extending reads only the new slots' rows.
-/// Memory: about 1.3 KiB per leaf.
+/// Extending reads only the new slots' rows. Memory: at most about 1.3 KiB per leaf.
 pub struct TailHasher {
     digester: Arc<Digester>,
     group: u16,
@@ -26,46 +27,39 @@ pub struct TailHasher {
 }
 
 enum State {
-    Blake3 {
-        lanes: Lanes,
-        /// The last chunk of each leaf, at least one byte of it once a token is in.
-        room: Vec<[u8; CHUNK]>,
-        /// One per [`LANES`] leaves.
-        stacks: Vec<Stack>,
-        fill: usize,
-        chunks: u64,
-    },
-    Sha256 {
-        start: Sha256,
-        leaves: Vec<Sha256>,
-    },
+    InPlace(InPlace),
+    Gathered(Gathered),
+    Sha256 { start: Sha256, leaves: Vec<Sha256> },
 }
 
 impl TailHasher {
     /// For pages of the group and shard of `layout`. Begins at page 0 with no slot; see
     /// [`reset`](Self::reset).
     ///
-    /// Errors for [`Scheme::Sha256Flat`](super::Scheme::Sha256Flat), which has no leaves, and for
-    /// a layout of another object set.
+    /// Errors for [`Scheme::Sha256Flat`], which has no leaves, and for a layout of another object
+    /// set.
     pub fn new(digester: Arc<Digester>, layout: &BlockLayout) -> Result<Self, DigestError> {
-        let scheme = digester.header().scheme;
-        if scheme == super::Scheme::Sha256Flat {
-            return Err(DigestError::NotIncremental(scheme));
+        let header = digester.header();
+        if header.scheme == Scheme::Sha256Flat {
+            return Err(DigestError::NotIncremental(header.scheme));
         }
-        let leaves = layout.shard().leaves();
         let geometry = layout.geometry();
-        let page_bytes =
-            usize::from(digester.header().page_tokens) * geometry.leaf_token_bytes() as usize;
+        let leaves = layout.shard().leaves();
+        let token_bytes = geometry.leaf_token_bytes() as usize;
+        let chunks = (usize::from(header.page_tokens) * token_bytes).div_ceil(CHUNK);
         let state = match &digester.keys_of(geometry)?.leaf {
-            Keyed::Blake3(key) => State::Blake3 {
-                lanes: Lanes::new(key),
-                room: vec![[0; CHUNK]; leaves],
-                stacks: (0..leaves.div_ceil(LANES))
-                    .map(|_| Stack::new(page_bytes.div_ceil(CHUNK)))
-                    .collect(),
-                fill: 0,
-                chunks: 0,
-            },
+            Keyed::Blake3(key) => {
+                let lanes = Lanes::new(key);
+                let whole_blocks = geometry
+                    .components()
+                    .all(|c| (geometry.row_bytes(c) as usize).is_multiple_of(BLOCK));
+                match lanes.in_place().filter(|_| whole_blocks) {
+                    Some(kernel) => {
+                        State::InPlace(InPlace::new(kernel, leaves.div_ceil(LANES), chunks))
+                    }
+                    None => State::Gathered(Gathered::new(lanes, leaves, chunks)),
+                }
+            }
             Keyed::Sha256(start) => State::Sha256 {
                 start: start.clone(),
                 leaves: vec![start.clone(); leaves],
@@ -94,16 +88,8 @@ impl TailHasher {
             to: from,
         };
         match &mut self.state {
-            State::Blake3 {
-                stacks,
-                fill,
-                chunks,
-                ..
-            } => {
-                stacks.iter_mut().for_each(Stack::clear);
-                *fill = 0;
-                *chunks = 0;
-            }
+            State::InPlace(state) => state.reset(),
+            State::Gathered(state) => state.reset(),
             State::Sha256 { start, leaves } => leaves.fill(start.clone()),
         }
     }
@@ -116,7 +102,8 @@ impl TailHasher {
     /// Hashes the slots `slots` of the page, which must follow those hashed so far. `view` must
     /// cover their tokens, and `mem` give access to their rows; no other byte is read.
     ///
-    /// After an error the state is undefined until [`reset`](Self::reset).
+    /// After [`PageError::Unreachable`] some leaves have taken the slots and others not: call
+    /// [`reset`](Self::reset). Every other error leaves the state as it was.
     pub fn extend<R: Resident + ?Sized>(
         &mut self,
         view: &TokenView<'_>,
@@ -154,55 +141,37 @@ impl TailHasher {
         };
         let tokens = new.tokens(page_tokens);
         view.check(&tokens)?;
-        let gather = Gather { view, mem };
-        self.pieces.reset();
-        let heads = shard.heads.len();
-        let leaf = |i: usize| (i / heads, i % heads);
-        let mut sources = Vec::new();
+        let fill = match &self.state {
+            State::InPlace(state) => state.fill(),
+            State::Gathered(state) => state.fill(),
+            State::Sha256 { .. } => 0,
+        };
+        let pieces = &mut self.pieces;
+        pieces.reset();
+        pieces.prepare(layout, Shape::of(layout, &tokens, fill));
+        let mut leaves = Leaves::new(Gather { view, mem }, tokens, shard.heads.len());
+        let n = self.leaves;
+        let batch = |b: usize| b * LANES..n.min(b * LANES + LANES);
         match &mut self.state {
-            State::Blake3 {
-                lanes,
-                room,
-                stacks,
-                fill,
-                chunks,
-            } => {
-                // A full chunk is kept until a byte follows it: until then it may be the leaf's
-                // last, which BLAKE3 hashes differently.
-                self.pieces
-                    .prepare(layout, Shape::of(layout, &tokens, *fill));
-                let n = self.pieces.chunks();
-                let mut last = 0;
-                for (b, (room, stack)) in room.chunks_mut(LANES).zip(stacks).enumerate() {
-                    sources.clear();
-                    for i in 0..room.len() {
-                        gather.sources(leaf(b * LANES + i), &tokens, &mut sources)?;
-                    }
-                    let per_leaf = sources.len() / room.len();
-                    for c in 0..n {
-                        let list = self.pieces.of_chunk(c);
-                        if c > 0 {
-                            push_full(lanes, room, stack, *chunks + c as u64 - 1);
-                        }
-                        for (chunk, sources) in room.iter_mut().zip(sources.chunks_exact(per_leaf))
-                        {
-                            gather.copy(sources, list, chunk)?;
-                        }
-                    }
+            State::InPlace(state) => {
+                for b in 0..n.div_ceil(LANES) {
+                    leaves.load(batch(b))?;
+                    state.extend(b, &leaves, pieces)?;
                 }
-                for piece in self.pieces.of_chunk(n - 1) {
-                    last += piece.len as usize;
-                }
-                *fill = if n == 1 { *fill + last } else { last };
-                *chunks += n as u64 - 1;
+                state.advance(pieces);
             }
-            State::Sha256 { leaves, .. } => {
-                self.pieces.prepare(layout, Shape::of(layout, &tokens, 0));
-                for (i, sha) in leaves.iter_mut().enumerate() {
-                    sources.clear();
-                    gather.sources(leaf(i), &tokens, &mut sources)?;
-                    for piece in self.pieces.all() {
-                        sha.update(gather.piece(&sources, piece)?);
+            State::Gathered(state) => {
+                for b in 0..n.div_ceil(LANES) {
+                    leaves.load(batch(b))?;
+                    state.extend(b, &leaves, pieces)?;
+                }
+                state.advance(pieces);
+            }
+            State::Sha256 { leaves: states, .. } => {
+                for (i, sha) in states.iter_mut().enumerate() {
+                    leaves.load(i..i + 1)?;
+                    for piece in pieces.all() {
+                        sha.update(leaves.piece(piece)?);
                     }
                 }
             }
@@ -216,37 +185,13 @@ impl TailHasher {
     pub fn leaves(&self, out: &mut [LeafDigest]) -> Result<(), DigestError> {
         if out.len() != self.leaves {
             let (got, want) = (out.len(), self.leaves);
-            return Err(PageError::BufferLen {
-                what: "leaf list",
-                got,
-                want,
-            }
-            .into());
+            let what = "leaf list";
+            return Err(PageError::BufferLen { what, got, want }.into());
         }
         self.digester.check_span(self.span)?;
         match &self.state {
-            State::Blake3 {
-                lanes,
-                room,
-                stacks,
-                fill,
-                chunks,
-            } => {
-                let batches = room.chunks(LANES).zip(stacks).zip(out.chunks_mut(LANES));
-                for ((room, stack), out) in batches {
-                    let n = room.len();
-                    let mut inputs: [&[u8]; LANES] = [&[]; LANES];
-                    for (input, chunk) in inputs.iter_mut().zip(room) {
-                        *input = chunk;
-                    }
-                    let mut values: Values = [0; _];
-                    lanes.chunks(&inputs[..n], *fill, *chunks, *chunks == 0, &mut values);
-                    stack.finish(lanes, &mut values, n);
-                    for (out, value) in out.iter_mut().zip(values.as_chunks::<32>().0) {
-                        out.0 = *value;
-                    }
-                }
-            }
+            State::InPlace(state) => state.leaves(out),
+            State::Gathered(state) => state.leaves(out),
             State::Sha256 { leaves, .. } => {
                 for (out, sha) in out.iter_mut().zip(leaves) {
                     out.0 = sha.clone().finalize().into();
@@ -255,16 +200,4 @@ impl TailHasher {
         }
         Ok(())
     }
-}
-
-/// Takes the full last chunk of some leaves into their stack.
-fn push_full(lanes: &Lanes, room: &[[u8; CHUNK]], stack: &mut Stack, counter: u64) {
-    let n = room.len();
-    let mut inputs: [&[u8]; LANES] = [&[]; LANES];
-    for (input, chunk) in inputs.iter_mut().zip(room) {
-        *input = chunk;
-    }
-    let mut values: Values = [0; _];
-    lanes.chunks(&inputs[..n], CHUNK, counter, false, &mut values);
-    stack.push(lanes, counter, &mut values, n);
 }

@@ -27,6 +27,7 @@ mod embedded;
 mod error;
 mod lease;
 mod logged;
+pub mod measure;
 pub mod msg;
 mod options;
 mod remote;
@@ -106,3 +107,6 @@ pub trait MetaStore: Send + Sync {
         deadline: Instant,
     ) -> Result<(), StoreError>;
 }
+
+#[cfg(test)]
+mod tests;

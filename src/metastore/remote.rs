@@ -37,8 +37,8 @@ impl Default for RemoteOptions {
 ///
 /// It connects when it must, again after a failure, and tells three endings apart: the request was
 /// never wholly sent ([`StoreError::Unavailable`], after trying again until the deadline); it was
-/// sent and the answer lost ([`StoreError::InDoubt`] for a compare-and-swap, `Unavailable` for what
-/// changes nothing); or the store answered.
+/// sent and the answer lost ([`StoreError::InDoubt`] for a compare-and-swap; what changes nothing is
+/// asked again); or the store answered.
 #[derive(Debug)]
 pub struct RemoteStore {
     endpoint: Endpoint,
@@ -170,15 +170,18 @@ impl RemoteStore {
             .map_err(|e| Failed::AnswerLost(format!("the answer cannot be read: {e}")))
     }
 
-    /// For requests that change nothing, or nothing that safety rests on.
+    /// For requests that may be repeated: those that change nothing, and those of leases. A lost
+    /// answer is asked for again until the deadline.
     fn ask(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, StoreError> {
-        match self.call(request, deadline) {
-            Ok(Answer::Error(e)) => Err(e),
-            Ok(answer) => Ok(answer),
-            Err(Failed::NotAsked(e)) => Err(StoreError::Unavailable {
-                cause: e.to_string(),
-            }),
-            Err(Failed::AnswerLost(cause)) => Err(StoreError::Unavailable { cause }),
+        loop {
+            let cause = match self.call(request, deadline) {
+                Ok(Answer::Error(e)) => return Err(e),
+                Ok(answer) => return Ok(answer),
+                Err(Failed::AnswerLost(_)) if pause(deadline) => continue,
+                Err(Failed::AnswerLost(cause)) => cause,
+                Err(Failed::NotAsked(e)) => e.to_string(),
+            };
+            return Err(StoreError::Unavailable { cause });
         }
     }
 }

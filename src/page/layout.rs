@@ -122,11 +122,11 @@ impl BlockLayout {
                 ));
             }
         }
-        let contiguous_leaves = parts.len() == 1
-            && whole.iter().all(|&w| w)
-            && planes
-                .chunks(rows.len())
-                .all(|layer| layer[0].slot_stride == u64::from(parts[0].row));
+        let slots_adjacent = planes.chunks(rows.len()).all(|layer| {
+            let adjacent = |p: &Part| layer[p.component].slot_stride == u64::from(p.row);
+            parts.iter().all(adjacent)
+        });
+        let contiguous_leaves = slots_adjacent && parts.len() == 1 && whole.iter().all(|&w| w);
         Ok(Self {
             geometry,
             shard,

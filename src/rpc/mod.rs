@@ -1,10 +1,11 @@
 //! The control RPC: gRPC over loopback TCP or unix sockets, with bounded messages and a deadline
 //! on every call. Nothing on the fence's critical path goes through here.
 
+pub mod adapter;
 mod dial;
 mod serve;
 
-pub use dial::{DialError, Endpoint, connect};
+pub use dial::{DialError, connect};
 pub use serve::{ServeError, Server};
 
 /// Version of the messages below; a peer that speaks another one is refused in `Describe`.

@@ -8,8 +8,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::service::Routes;
 
-use super::dial::Endpoint;
 use crate::id::ErrorKind;
+use crate::wire::Endpoint;
 
 /// A service that could not listen or ended early.
 #[derive(Debug, thiserror::Error)]

@@ -33,21 +33,24 @@ impl DiskDir {
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>, WalError> {
         let path = path.as_ref().to_path_buf();
         let shown = path.display().to_string();
-        if !path.is_dir() {
+        let made = !path.is_dir();
+        if made {
             use std::os::unix::fs::DirBuilderExt;
             std::fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&path)
                 .map_err(|e| io("mkdir", &shown, &e))?;
-            // The new directory's own name must survive a power loss too.
-            let parent = path
-                .parent()
-                .filter(|p| !p.as_os_str().is_empty())
-                .unwrap_or(Path::new("."));
-            std::fs::File::open(parent)
-                .and_then(|dir| dir.sync_all())
-                .map_err(|e| io("fsync", &parent.display().to_string(), &e))?;
+        }
+        // The directory's own name must survive a power loss too. Also when it was there: whoever
+        // made it may have died right behind that.
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let synced = std::fs::File::open(parent).and_then(|dir| dir.sync_all());
+        if let Err(e) = synced
+            && (made || e.kind() != std::io::ErrorKind::PermissionDenied)
+        {
+            return Err(io("fsync", &parent.display().to_string(), &e).into());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd =

@@ -149,6 +149,8 @@ impl Series {
                 what,
             });
         }
+        // The process that published it may have died before its name was durable.
+        self.dir.sync()?;
         // The page cache may hold what a failed flush never brought to the disk, and call it clean:
         // only writing it again makes the next flush carry it.
         let from = found.unproven_from as usize;

@@ -70,6 +70,8 @@ type Hook = Box<dyn FnMut(&SimOp) -> Fault + Send>;
 
 #[derive(Default)]
 struct State {
+    /// Before the first operation of the trace.
+    base: Model,
     disk: Model,
     trace: Vec<SimOp>,
     hook: Option<Hook>,
@@ -203,32 +205,39 @@ impl SimDir {
         self.0.lock().hook = None;
     }
 
-    /// Operations so far.
+    /// How many operations there were.
+    pub fn ops(&self) -> usize {
+        self.0.lock().trace.len()
+    }
+
+    /// The operations so far.
     pub fn trace(&self) -> Vec<SimOp> {
         self.0.lock().trace.clone()
     }
 
     /// The directory as found after a power loss behind the first `ops` operations.
     pub fn after_power_loss(&self, ops: usize, keep: &mut dyn FnMut() -> bool) -> Self {
-        let mut disk = Model::default();
-        for op in &self.0.lock().trace[..ops] {
-            disk.apply(op);
-        }
-        Self::from_model(disk.power_loss(keep))
+        Self::from_model(self.replay(ops).power_loss(keep))
     }
 
     /// The directory as a new process finds it after the old one died behind the first `ops`
     /// operations: the page cache survives.
     pub fn after_process_death(&self, ops: usize) -> Self {
-        let mut disk = Model::default();
-        for op in &self.0.lock().trace[..ops] {
+        Self::from_model(self.replay(ops))
+    }
+
+    fn replay(&self, ops: usize) -> Model {
+        let state = self.0.lock();
+        let mut disk = state.base.clone();
+        for op in &state.trace[..ops] {
             disk.apply(op);
         }
-        Self::from_model(disk)
+        disk
     }
 
     fn from_model(disk: Model) -> Self {
         Self(Arc::new(Mutex::new(State {
+            base: disk.clone(),
             disk,
             ..State::default()
         })))

@@ -24,7 +24,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod toy;
+pub(crate) mod toy;
 #[cfg(test)]
 mod toy_adapter;
 #[cfg(test)]

@@ -27,7 +27,7 @@ const LAYERS: u32 = 2;
 const HEADS: u32 = 2;
 const DIM: u32 = 4;
 
-pub(super) struct ToyConfig {
+pub(crate) struct ToyConfig {
     incarnation: u64,
     block_tokens: u32,
     blocks: u32,
@@ -38,7 +38,7 @@ pub(super) struct ToyConfig {
 }
 
 impl ToyConfig {
-    pub(super) fn small(incarnation: u64) -> Self {
+    pub(crate) fn small(incarnation: u64) -> Self {
         Self {
             incarnation,
             block_tokens: 4,
@@ -49,7 +49,7 @@ impl ToyConfig {
         }
     }
 
-    pub(super) fn wide(incarnation: u64) -> Self {
+    pub(crate) fn wide(incarnation: u64) -> Self {
         Self {
             incarnation,
             block_tokens: 8,
@@ -440,10 +440,10 @@ impl Toy {
     }
 }
 
-pub(super) struct ToyDriver(Arc<Toy>);
+pub(crate) struct ToyDriver(Arc<Toy>);
 
 impl ToyDriver {
-    pub(super) fn new(config: ToyConfig) -> Self {
+    pub(crate) fn new(config: ToyConfig) -> Self {
         Self(Toy::new(&config))
     }
 }

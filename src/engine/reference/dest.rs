@@ -63,6 +63,7 @@ impl Shared {
             loaded: None,
             armed: None,
             class: None,
+            activated: None,
         };
         inner.stages.insert(id, stage);
         Ok(id)
@@ -176,6 +177,32 @@ impl Shared {
         Ok(self.parts.pool.write(&stage.table[blocks])?)
     }
 
+    pub(crate) fn reopen(&self, id: StageId, group: u16, tokens: &Range<u64>) -> Result<()> {
+        if group != GROUP {
+            let unknown = crate::engine::adapter::What::Group(group);
+            return Err(AdapterError::Unknown(unknown));
+        }
+        let inner = &mut *self.inner.lock();
+        let stage = inner.stage_mut(id)?;
+        if stage.state != StageState::Open {
+            return Err(needs(stage.state, StageState::Open));
+        }
+        if tokens.end > stage.max_tokens || tokens.start > tokens.end {
+            return Err(AdapterError::OutOfRange {
+                asked: tokens.end.max(tokens.start),
+                limit: stage.max_tokens,
+            });
+        }
+        let overlaps = |r: &Range<u64>| r.start < tokens.end && tokens.start < r.end;
+        if stage.hashing.iter().any(overlaps) {
+            return Err(AdapterError::Busy);
+        }
+        stage.frozen.remove(tokens);
+        // Leaf states over slots that may change are worth nothing.
+        stage.tail = None;
+        Ok(())
+    }
+
     pub(crate) fn commit_import(&self, id: StageId, manifest: &Manifest) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let per_block = u64::from(self.config.block_tokens);
@@ -205,14 +232,15 @@ impl Shared {
         // No write lease may be out. A block hashed to its end cannot have one; the others are
         // leased here, which also keeps readers away while the rest of the last one is zeroed.
         let used = manifest.kv_len.div_ceil(per_block);
-        let open: Vec<u32> = (0..used)
-            .filter(|b| {
-                let end = ((b + 1) * per_block).min(manifest.kv_len);
-                let slots = b * per_block..end;
-                *b + 1 == used || stage.frozen.first_missing(&slots).is_some()
-            })
+        let mut open: Vec<u32> = stage
+            .frozen
+            .gaps(0..manifest.kv_len)
+            .flat_map(|gap| gap.start / per_block..gap.end.div_ceil(per_block))
+            .chain([used - 1])
             .map(|b| stage.table[b as usize])
             .collect();
+        open.sort_unstable();
+        open.dedup();
         let mut lease = self.parts.pool.write(&open)?;
         let last = stage.table[used as usize - 1];
         self.zero_slots(&mut lease, last, manifest.kv_len - (used - 1) * per_block)?;
@@ -447,21 +475,17 @@ impl Shared {
     pub(crate) fn activate(&self, id: StageId, activation: Activation) -> Result<Activated> {
         let inner = &mut *self.inner.lock();
         let stage = inner.stage(id)?;
+        let asked = activation.owner_epoch;
+        if let Some(current) = stage.activated {
+            return if current == asked {
+                Ok(Activated::Already)
+            } else {
+                Err(AdapterError::OwnerEpoch { asked, current })
+            };
+        }
         let Some(loaded) = &stage.loaded else {
             return Err(needs(stage.state, StageState::Armed));
         };
-        let asked = activation.owner_epoch;
-        if stage.state == StageState::Active {
-            // `owner_epoch` became the activation's.
-            return if loaded.owner_epoch == asked {
-                Ok(Activated::Already)
-            } else {
-                Err(AdapterError::OwnerEpoch {
-                    asked,
-                    current: loaded.owner_epoch,
-                })
-            };
-        }
         if stage.state != StageState::Armed {
             return Err(needs(stage.state, StageState::Armed));
         }
@@ -481,29 +505,31 @@ impl Shared {
         if inner.current.contains_key(&stage.request) {
             return Err(AdapterError::Conflict("the request, which runs here,"));
         }
+        // Nothing can fail from here on, but for an invariant of ours.
+        let pages = PageLog::new(&self.parts.digester)?;
         let stage = inner.stage_mut(id)?;
-        let request = stage.request;
-        let Some(loaded) = &mut stage.loaded else {
+        let Some(loaded) = stage.loaded.take() else {
             return Err(needs(stage.state, StageState::Armed));
         };
-        let mut live = (*loaded.live).clone();
+        let mut live = *loaded.live;
         live.owner_epoch = asked;
         if let Some(carried) = &mut live.carried {
             // From here on this engine is the source.
             carried.engine_kind = super::ENGINE_KIND;
             carried.fingerprint = self.parts.fingerprint;
         }
-        let mut entry = self.entry(live)?;
-        loaded.owner_epoch = asked;
+        // The stage keeps its name, to recognize a repeat, and gives away all else.
+        let request = stage.request;
         stage.state = StageState::Active;
+        stage.activated = Some(asked);
+        stage.tail = None;
+        let log = std::mem::take(&mut stage.log);
+        let pages = std::mem::replace(&mut stage.pages, pages);
+        let mut entry = self.entry_of(live, log, pages);
         entry.phase = Phase::Running;
         entry.table = std::mem::take(&mut stage.table);
         entry.stable = entry.log.len() - 1;
         entry.max_tokens = stage.max_tokens;
-        entry.pages = stage.pages.clone();
-        // Forget what only a stage needs; its name stays, to recognize a repeat.
-        stage.log = Vec::new();
-        stage.tail = None;
         if let Some(live) = &entry.live
             && activation.reemit_from <= seal
         {
@@ -512,6 +538,7 @@ impl Shared {
             }
         }
         inner.forget_end(request);
+        inner.forget_stages();
         let slot = Slot(inner.fresh());
         inner.entries.insert(slot, entry);
         inner.current.insert(request, slot);

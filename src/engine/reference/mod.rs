@@ -20,6 +20,8 @@
 //! [`Engine`] is a cheap handle (`Clone`, `Send`, `Sync`) and implements the
 //! `EngineAdapter` contract.
 
+#![deny(unsafe_code)]
+
 mod adapter;
 mod blocks;
 mod build;

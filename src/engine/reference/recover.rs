@@ -112,6 +112,7 @@ impl Shared {
             })),
             armed: Some(armed),
             class: Some(class),
+            activated: None,
         };
         inner.stages.insert(id, stage);
         Ok(Rebuilt {

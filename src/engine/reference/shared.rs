@@ -10,6 +10,7 @@ use super::build::Parts;
 use super::config::EngineConfig;
 use super::entry::{Entry, Phase};
 use super::event::{CloseReason, TokenSink};
+use super::kvlog::PageLog;
 use super::live::Live;
 use super::stage::Stage;
 use crate::digest::{DigestError, Scratch, TailHasher};
@@ -69,6 +70,8 @@ pub(crate) struct Inner {
     ended: VecDeque<RequestId>,
     ended_set: HashSet<RequestId>,
     next_id: u64,
+    /// Where in `running` the next batch begins.
+    pub turn: usize,
     pub stop: bool,
     /// Steps taken, for status.
     pub steps: u64,
@@ -76,6 +79,8 @@ pub(crate) struct Inner {
 
 /// Ended requests that are remembered by name.
 const MAX_ENDED: usize = 1 << 16;
+/// Activated stages that are remembered by name.
+const MAX_ACTIVE: usize = 1 << 14;
 /// Floors kept for requests that are not here any more.
 const MAX_FLOORS: usize = 1 << 18;
 
@@ -93,6 +98,7 @@ impl Inner {
             ended: VecDeque::new(),
             ended_set: HashSet::new(),
             next_id: 1,
+            turn: 0,
             stop: false,
             steps: 0,
         }
@@ -227,6 +233,26 @@ impl Inner {
         entry.table.len() as u64
     }
 
+    /// Forgets the names of the oldest activated stages, if there are too many.
+    pub(crate) fn forget_stages(&mut self) {
+        if self.stages.len() <= MAX_ACTIVE {
+            return;
+        }
+        let mut active: Vec<StageId> = self
+            .stages
+            .iter()
+            .filter(|(_, s)| !s.is_pending())
+            .map(|(id, _)| *id)
+            .collect();
+        active.sort_unstable();
+        for id in active
+            .iter()
+            .take(active.len().saturating_sub(MAX_ACTIVE / 2))
+        {
+            self.stages.remove(id);
+        }
+    }
+
     /// A request that ended here may come back.
     pub(crate) fn forget_end(&mut self, id: RequestId) {
         if self.ended_set.remove(&id) {
@@ -275,19 +301,26 @@ impl Shared {
 
     /// A new entry for `live`, without blocks.
     pub(crate) fn entry(&self, live: Live) -> Result<Entry, DigestError> {
-        let salt = live.params.cache_salt.clone().unwrap_or_default();
+        let log = live.tokens.clone();
+        let pages = PageLog::new(&self.parts.digester)?;
+        Ok(self.entry_of(live, log, pages))
+    }
+
+    /// As [`Self::entry`], with the parts that are dear to copy.
+    pub(crate) fn entry_of(&self, live: Live, log: Vec<u32>, pages: PageLog) -> Entry {
+        let salt = live.params.cache_salt.as_deref().unwrap_or_default();
         let root_key = super::blocks::root_key(
             &self.parts.info.model,
             &self.parts.fingerprint.numerics_profile,
-            &salt,
+            salt,
         );
-        Ok(Entry {
+        Entry {
             request: live.request,
             owner_epoch: live.owner_epoch,
             phase: Phase::Waiting,
             in_flight: false,
             boundary_wanted: 0,
-            log: live.tokens.clone(),
+            log,
             prompt_len: live.prompt_len,
             table: Vec::new(),
             promised: 0,
@@ -296,7 +329,7 @@ impl Shared {
             hold: None,
             generation: 1,
             pins: 0,
-            pages: super::kvlog::PageLog::new(&self.parts.digester)?,
+            pages,
             last_step_done_ns: 0,
             abort: false,
             priority: live.params.priority,
@@ -305,6 +338,6 @@ impl Shared {
             root_key,
             fill: None,
             live: Some(Box::new(live)),
-        })
+        }
     }
 }

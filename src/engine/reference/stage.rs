@@ -35,6 +35,8 @@ pub(crate) struct Stage {
     pub armed: Option<Armed>,
     /// What a rebuild can be trusted for.
     pub class: Option<RebuildClass>,
+    /// The ownership under which it was activated; little else is kept of it from then on.
+    pub activated: Option<OwnerEpoch>,
 }
 
 impl Stage {
@@ -76,6 +78,39 @@ impl Ranges {
         self.0.splice(from..to, [new]);
     }
 
+    /// Takes a range out.
+    pub(crate) fn remove(&mut self, gone: &Range<u64>) {
+        if gone.is_empty() {
+            return;
+        }
+        let cut = |r: &Range<u64>| {
+            let before = r.start..r.end.min(gone.start);
+            let after = r.start.max(gone.end)..r.end;
+            [before, after].into_iter().filter(|r| !r.is_empty())
+        };
+        self.0 = self.0.iter().flat_map(cut).collect();
+    }
+
+    /// The parts of `range` that are not in the set, ascending.
+    pub(crate) fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = self.0.partition_point(|r| r.end <= range.start);
+        let mut from = range.start;
+        std::iter::from_fn(move || {
+            while from < range.end {
+                let gap = match self.0.get(at) {
+                    Some(r) => from..r.start.min(range.end),
+                    None => from..range.end,
+                };
+                from = self.0.get(at).map_or(range.end, |r| r.end);
+                at += 1;
+                if !gap.is_empty() {
+                    return Some(gap);
+                }
+            }
+            None
+        })
+    }
+
     /// The first position of `range` that is in the set.
     pub(crate) fn first_in(&self, range: &Range<u64>) -> Option<u64> {
         let at = self.0.partition_point(|r| r.end <= range.start);
@@ -85,14 +120,7 @@ impl Ranges {
 
     /// The first position of `range` that is not in the set.
     pub(crate) fn first_missing(&self, range: &Range<u64>) -> Option<u64> {
-        if range.is_empty() {
-            return None;
-        }
-        let at = self.0.partition_point(|r| r.end <= range.start);
-        match self.0.get(at) {
-            Some(r) if r.start <= range.start => (r.end < range.end).then_some(r.end),
-            _ => Some(range.start),
-        }
+        self.gaps(range.clone()).next().map(|gap| gap.start)
     }
 }
 
@@ -113,8 +141,13 @@ mod tests {
             for _ in 0..draw(8) {
                 let from = draw(40);
                 let to = from + draw(41 - from);
-                ranges.insert(from..to);
-                set[from as usize..to as usize].fill(true);
+                let add = draw(4) > 0;
+                if add {
+                    ranges.insert(from..to);
+                } else {
+                    ranges.remove(&(from..to));
+                }
+                set[from as usize..to as usize].fill(add);
             }
             assert!(ranges.0.windows(2).all(|w| w[0].end < w[1].start));
             for _ in 0..40 {
@@ -123,6 +156,9 @@ mod tests {
                 let find = |want: bool| (from..to).find(|i| set[*i as usize] == want);
                 assert_eq!(ranges.first_in(&(from..to)), find(true));
                 assert_eq!(ranges.first_missing(&(from..to)), find(false));
+                let out: Vec<u64> = ranges.gaps(from..to).flatten().collect();
+                let want: Vec<u64> = (from..to).filter(|i| !set[*i as usize]).collect();
+                assert_eq!(out, want);
             }
         }
     }

@@ -8,6 +8,7 @@ use super::model::{PastKv, SeqInput, StepOutput};
 use super::shared::{Inner, Shared, Slot};
 use crate::engine::adapter::LEASE_WAIT;
 use crate::mem::{BlockId, ReadLease};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// One request's part of a step. Its [`Live`] state is out of its entry meanwhile.
@@ -52,10 +53,17 @@ impl Shared {
         let block_tokens = self.config.block_tokens as usize;
         let mut budget = self.config.max_step_tokens;
         let mut tasks = Vec::new();
+        let n_running = inner.running.len();
+        // More may run than fit in a batch (some moved in): they take turns.
+        let first = if n_running > self.config.max_batch {
+            inner.turn % n_running
+        } else {
+            0
+        };
         // Decoding requests first: a long prompt does not delay them by more than one step.
         for decode in [true, false] {
-            for at in 0..inner.running.len() {
-                let id = inner.running[at];
+            for at in 0..n_running {
+                let id = inner.running[(first + at) % n_running];
                 let Some(e) = inner.entries.get_mut(&id) else {
                     continue;
                 };
@@ -64,6 +72,7 @@ impl Shared {
                     continue;
                 }
                 if budget == 0 || tasks.len() == self.config.max_batch {
+                    inner.turn = (first + at) % n_running;
                     return tasks;
                 }
                 let fill = e.fill.filter(|(_, end)| e.stable < *end);
@@ -286,8 +295,23 @@ impl Shared {
         if tasks.is_empty() {
             return StepReport::default();
         }
-        self.compute(tasks, out);
-        let output = self.draw(tasks, out);
+        let worked = catch_unwind(AssertUnwindSafe(|| {
+            self.compute(tasks, out);
+            self.draw(tasks, out)
+        }));
+        let Ok(output) = worked else {
+            // The panic's own hook has reported it. What was in the batch is lost; recovery takes
+            // it from the journal. The engine goes on with the rest.
+            let mut inner = self.inner.lock();
+            for task in tasks.drain(..) {
+                if let Some(e) = inner.entries.get_mut(&task.slot) {
+                    e.in_flight = false;
+                }
+                self.close(&mut inner, task.slot, CloseReason::Failed);
+            }
+            self.boundary.notify_all();
+            return StepReport::default();
+        };
         let report = StepReport {
             requests: tasks.len(),
             tokens: tasks.iter().map(|t| t.tokens.len()).sum(),

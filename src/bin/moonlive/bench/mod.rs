@@ -8,14 +8,16 @@ mod quiet;
 mod row;
 mod stats;
 mod table;
+mod transfer;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
 use row::Rows;
 
-/// Measure this machine and this program on it, each figure beside its ceiling.
+/// Measure this program on this machine, each figure beside its ceiling.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -29,6 +31,11 @@ enum Which {
         after_help = "Example:\n  moonlive bench digest --page 16,64 --threads 1 --plot digest.svg"
     )]
     Digest(digest::DigestArgs),
+    /// Move blocks between two processes, beside a bare send loop and a bare copy.
+    #[command(
+        after_help = "Example:\n  moonlive bench transfer --transport tcp --size 64K,1M --plot transfer.svg"
+    )]
+    Transfer(transfer::TransferArgs),
 }
 
 /// Where results go beside standard output.
@@ -49,11 +56,31 @@ impl Output {
     }
 }
 
+/// Parses `200ms`, `2s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is not a duration: write 200ms or 2s");
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(d) => (d, 1),
+        None => (text.strip_suffix('s').ok_or_else(bad)?, 1000),
+    };
+    let n: u64 = digits.parse().map_err(|_| bad())?;
+    match n.checked_mul(unit) {
+        Some(ms) if (1..=3_600_000).contains(&ms) => Ok(Duration::from_millis(ms)),
+        _ => Err(bad()),
+    }
+}
+
+/// Becomes the other process of a bench, if it was started as one; call it before anything else.
+pub fn serve_if_asked() {
+    moonlivekv::transport::measure::serve_if_asked();
+}
+
 /// Runs one bench.
-pub fn run(args: &BenchArgs, json: bool) -> anyhow::Result<()> {
+pub fn run(args: BenchArgs, json: bool) -> anyhow::Result<()> {
     let mut rows = Rows::new(json);
     match &args.which {
         Which::Digest(a) => digest::run(a, &mut rows)?,
+        Which::Transfer(a) => transfer::run(a, &mut rows)?,
     }
     rows.table()
 }

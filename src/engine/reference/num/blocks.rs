@@ -1,6 +1,7 @@
 //! Quantized weight blocks of GGUF: 32 weights that share a scale.
 
 use super::narrow::f16_to_f32;
+use std::hint::black_box;
 
 /// Weights per block of every kind here.
 pub(crate) const BLOCK: usize = 32;
@@ -29,33 +30,58 @@ impl BlockKind {
     /// Weights of whole blocks, as f32; `bytes` and `out` hold the same blocks.
     #[inline(always)]
     pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        let blocks = bytes.chunks_exact(self.bytes());
-        for (b, o) in blocks.zip(out.chunks_exact_mut(BLOCK)) {
-            let scale = f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
-            match self {
-                Self::Q8_0 => {
-                    for (o, q) in o.iter_mut().zip(&b[2..34]) {
-                        *o = f32::from(*q as i8) * scale;
-                    }
-                }
-                Self::Q4_0 => {
-                    let (low, high) = o.split_at_mut(16);
-                    for ((l, h), q) in low.iter_mut().zip(high).zip(&b[2..18]) {
-                        *l = (f32::from(q & 15) - 8.0) * scale;
-                        *h = (f32::from(q >> 4) - 8.0) * scale;
-                    }
-                }
-                Self::Q4_1 => {
-                    let min = f16_to_f32(u16::from_le_bytes([b[2], b[3]]));
-                    let (low, high) = o.split_at_mut(16);
-                    for ((l, h), q) in low.iter_mut().zip(high).zip(&b[4..20]) {
-                        *l = f32::from(q & 15) * scale + min;
-                        *h = f32::from(q >> 4) * scale + min;
-                    }
-                }
+        // This is what decoding a token waits for. Each block alone becomes vector code; left to
+        // itself the compiler vectorises across blocks instead, by single bytes, at a fifth of the
+        // speed: `black_box` keeps it from seeing one block after the other, and the functions
+        // below tell it that a block and its weights do not overlap.
+        let out = out.as_chunks_mut::<BLOCK>().0.iter_mut();
+        match self {
+            Self::Q8_0 => {
+                let blocks = bytes.as_chunks().0.iter();
+                blocks.zip(out).for_each(|(b, o)| q8_0(black_box(b), o));
+            }
+            Self::Q4_0 => {
+                let blocks = bytes.as_chunks().0.iter();
+                blocks.zip(out).for_each(|(b, o)| q4_0(black_box(b), o));
+            }
+            Self::Q4_1 => {
+                let blocks = bytes.as_chunks().0.iter();
+                blocks.zip(out).for_each(|(b, o)| q4_1(black_box(b), o));
             }
         }
     }
+}
+
+#[inline(always)]
+fn q8_0(b: &[u8; 34], o: &mut [f32; BLOCK]) {
+    let scale = half(b, 0);
+    for i in 0..32 {
+        o[i] = f32::from(b[2 + i] as i8) * scale;
+    }
+}
+
+#[inline(always)]
+fn q4_0(b: &[u8; 18], o: &mut [f32; BLOCK]) {
+    let scale = half(b, 0);
+    for i in 0..16 {
+        o[i] = (f32::from(b[2 + i] & 15) - 8.0) * scale;
+        o[i + 16] = (f32::from(b[2 + i] >> 4) - 8.0) * scale;
+    }
+}
+
+#[inline(always)]
+fn q4_1(b: &[u8; 20], o: &mut [f32; BLOCK]) {
+    let (scale, min) = (half(b, 0), half(b, 2));
+    for i in 0..16 {
+        o[i] = f32::from(b[4 + i] & 15) * scale + min;
+        o[i + 16] = f32::from(b[4 + i] >> 4) * scale + min;
+    }
+}
+
+/// The f16 at a byte of a block.
+#[inline(always)]
+fn half<const N: usize>(block: &[u8; N], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 #[cfg(test)]

@@ -45,10 +45,21 @@ pub(crate) fn dot_tile<const R: usize, const T: usize>(
         }
         at += LANES;
     }
-    for i in whole..len {
+    if whole < len {
+        // Padded with zeros rather than indexed: an accumulator that is indexed by a variable would
+        // live in memory, at a fifth of the speed.
+        let rest = |x: &[f32]| {
+            let mut padded = [0.0f32; LANES];
+            padded[..len - whole].copy_from_slice(&x[whole..len]);
+            padded
+        };
         for r in 0..R {
+            let w = rest(rows[r]);
             for t in 0..T {
-                acc[r][t][i - whole] += rows[r][i] * vectors[t][i];
+                let v = rest(vectors[t]);
+                for l in 0..LANES {
+                    acc[r][t][l] += w[l] * v[l];
+                }
             }
         }
     }

@@ -1,0 +1,206 @@
+//! `moonlive worker`, `coordinator`, `gateway`: one daemon in the foreground until a signal.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use moonlivekv::engine::reference::{EngineConfig, ModelSource, SeededSize, SyntheticGeometry};
+use moonlivekv::gateway;
+use moonlivekv::id::WorkerId;
+use moonlivekv::migrate::limits::Limits;
+use moonlivekv::node::{coordinator, worker};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::children::{die_with, say_ready};
+use crate::cli::{ChildArgs, CoordinatorArgs, EngineArgs, GatewayArgs, WorkerArgs};
+use crate::exit::{Code, coded};
+
+/// How long a worker may take to hand its tokens over after a signal.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// What every daemon does first: logs to standard error, ties its life to its parent's.
+fn begin(child: &ChildArgs) -> anyhow::Result<tokio::runtime::Runtime> {
+    die_with(child.die_with)?;
+    logs();
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+}
+
+/// Logs to standard error; `MOONLIVE_LOG` says how much.
+fn logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("MOONLIVE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false);
+    // A second one in this process is refused; the first one serves.
+    let _ = subscriber.try_init();
+}
+
+/// Resolves at SIGINT or SIGTERM.
+async fn told_to_stop() -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+/// The protocol's bounds for daemons on one machine or one rack.
+pub fn limits() -> Limits {
+    Limits::default()
+}
+
+fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    dir.canonicalize()
+        .with_context(|| format!("cannot use {}", dir.display()))
+}
+
+/// The engine's configuration from the command line.
+pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
+    let model = match &args.model {
+        Some(path) => ModelSource::Gguf { path: path.clone() },
+        None if args.size == "qwen2.5-7b" => ModelSource::Synthetic {
+            geometry: SyntheticGeometry::QWEN2_5_7B,
+            seed: 1,
+            step_time: args.step_time,
+        },
+        None => ModelSource::Seeded {
+            size: match args.size.as_str() {
+                "tiny" => SeededSize::Tiny,
+                "small" => SeededSize::Small,
+                "medium" => SeededSize::Medium,
+                other => {
+                    return Err(coded(
+                        Code::Caller,
+                        format!("--size {other}: there are tiny, small, medium and qwen2.5-7b"),
+                    ));
+                }
+            },
+            seed: 1,
+        },
+    };
+    let mut config = EngineConfig::new(model);
+    config.block_tokens = args.block_tokens;
+    if args.blocks > 0 {
+        config.blocks = args.blocks;
+    }
+    config.threads = args.threads;
+    config.shared_memory = true;
+    Ok(config)
+}
+
+fn fault(child: &ChildArgs) -> anyhow::Result<Option<moonlivekv::node::faults::Plan>> {
+    let parse = |s: &String| s.parse().map_err(|e| coded(Code::Caller, e));
+    child.inject.as_ref().map(parse).transpose()
+}
+
+/// `moonlive worker`
+pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
+    let runtime = begin(&args.child)?;
+    let dir = directory(&args.place.dir)?;
+    runtime.block_on(async {
+        let mut all = Vec::new();
+        for id in &args.id {
+            let mut engine = engine_config(&args.engine)?;
+            // Another order of blocks in each worker, so that no test passes by equal block ids.
+            engine.block_shuffle_seed = id.bytes().fold(7, |h, b| h * 31 + u64::from(b));
+            let config = worker::Config {
+                id: WorkerId::new(id.clone()).map_err(|e| coded(Code::Caller, e.to_string()))?,
+                dir: dir.clone(),
+                gateway: args.gateway.parse()?,
+                store: args.store.parse()?,
+                engine,
+                limits: limits(),
+                fault: fault(&args.child)?,
+                dump_at: args.dump_at,
+                flip_token: args.flip_token,
+                null_handoffs: args.null_handoffs,
+            };
+            all.push(worker::start(config).await?);
+        }
+        let rpcs: serde_json::Map<String, serde_json::Value> = all
+            .iter()
+            .map(|w| (w.card().id.clone(), json!(w.card().rpc)))
+            .collect();
+        let data: Vec<&String> = all.iter().flat_map(worker::Running::data).collect();
+        say_ready(json!({
+            "ready": "worker", "id": args.id.join("+"), "rpcs": rpcs, "data": data,
+            "pid": std::process::id(), "model": all[0].card().model,
+        }));
+        told_to_stop().await?;
+        let ended = tokio::task::spawn_blocking(move || {
+            for worker in &all {
+                worker.drain();
+            }
+            for worker in &all {
+                worker.end(Instant::now() + FLUSH);
+            }
+        });
+        ended.await?;
+        anyhow::Ok(())
+    })?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+/// `moonlive coordinator`
+pub fn coordinator(args: CoordinatorArgs) -> anyhow::Result<()> {
+    let runtime = begin(&args.child)?;
+    let dir = directory(&args.place.dir)?;
+    runtime.block_on(async {
+        let config = coordinator::Config {
+            id: args.id.clone(),
+            dir,
+            store: args.store.parse()?,
+            limits: limits(),
+            fault: fault(&args.child)?,
+        };
+        let running = coordinator::start(config).await?;
+        say_ready(json!({
+            "ready": "coordinator", "id": args.id, "rpc": running.rpc().to_string(),
+            "pid": std::process::id(),
+        }));
+        told_to_stop().await?;
+        tokio::task::spawn_blocking(move || running.end()).await?;
+        anyhow::Ok(())
+    })?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+/// `moonlive gateway`
+pub fn gateway(args: GatewayArgs) -> anyhow::Result<()> {
+    let runtime = begin(&args.child)?;
+    let dir = directory(&args.place.dir)?;
+    runtime.block_on(async {
+        let log = gateway::open_log(&dir)?;
+        let config = gateway::Config {
+            dir,
+            http: args.http,
+            beyond_loopback: args.listen_beyond_loopback,
+            limits: limits(),
+        };
+        let running = gateway::start(config, Arc::clone(&log)).await?;
+        let at = running.listening();
+        say_ready(json!({
+            "ready": "gateway", "http": at.http.to_string(), "mesh": at.mesh.to_string(),
+            "store": at.store.to_string(), "rpc": at.rpc.to_string(), "pid": std::process::id(),
+        }));
+        told_to_stop().await?;
+        running.end().await;
+        anyhow::Ok(())
+    })?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}

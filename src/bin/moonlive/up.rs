@@ -1,0 +1,94 @@
+//! `moonlive up`: a whole deployment on this machine, kept running until a signal.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::UpArgs;
+use crate::cluster::{Cluster, FILE, Plan, TempDir};
+
+/// Runs until SIGINT or SIGTERM.
+pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
+    if args.workers == 0 {
+        return Err(crate::exit::coded(
+            crate::exit::Code::Caller,
+            "--workers must be at least 1",
+        ));
+    }
+    let temp = if args.dir.is_none() {
+        Some(TempDir::new()?)
+    } else {
+        None
+    };
+    let dir: PathBuf = match (&args.dir, &temp) {
+        (Some(dir), _) => {
+            std::fs::create_dir_all(dir)
+                .with_context(|| format!("cannot create {}", dir.display()))?;
+            dir.canonicalize()?
+        }
+        (None, Some(temp)) => temp.path().to_owned(),
+        (None, None) => bail!("no directory"),
+    };
+    let plan = Plan {
+        dir: dir.clone(),
+        http: args.http,
+        workers: (0..args.workers).map(|n| format!("w{n}")).collect(),
+        one_process: false,
+        engine: args.engine,
+        extra: Vec::new(),
+    };
+    let mut cluster = plan.start()?;
+    let http = cluster.http()?;
+    if json {
+        println!(
+            "{}",
+            json!({ "http": format!("http://{http}"), "dir": dir })
+        );
+    } else {
+        println!("HTTP API     http://{http}/v1/completions");
+        println!(
+            "directory    {} ({FILE}, logs, store, journal)",
+            dir.display()
+        );
+        println!(
+            "try          curl -N http://{http}/v1/completions -d '{{\"prompt\":\"Once upon a time\",\"stream\":true,\"max_tokens\":400}}'"
+        );
+        println!("             moonlive status --dir {}", dir.display());
+        println!("Ctrl-C ends it; requests under way are in the journal.");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(watch(&mut cluster));
+    if !json {
+        println!("stopping");
+    }
+    let unclean = cluster.stop();
+    outcome?;
+    if !unclean.is_empty() {
+        bail!(
+            "{} had to be killed; see the logs in {}",
+            unclean.join(", "),
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns at a signal. A worker or coordinator that ends is started again; without the gateway
+/// nothing can be served.
+async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            () = tokio::time::sleep(Duration::from_millis(250)) => {}
+        }
+        cluster.replace_casualties(|what| eprintln!("moonlive: {what}"))?;
+    }
+}

@@ -1,0 +1,91 @@
+//! The bulk paths of a worker, and the faults that can be injected into them.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::id::WorkerId;
+use crate::migrate::io::Step;
+use crate::node::faults::{Fault, Faults, flip};
+use crate::transport::{
+    LocalTransport, ShmOptions, ShmTransport, Tap, TapPoint, TcpOptions, TcpTransport, Transport,
+    TransportError,
+};
+
+/// What a slow link lets through, bytes per second.
+const SLOW: u64 = 8 << 20;
+
+/// How long a reply is held back so that it lands after its attempt is over.
+const LATE: Duration = Duration::from_millis(1200);
+
+/// Faults where a payload is read and sent.
+struct Faulty {
+    faults: Arc<Faults>,
+    slow: AtomicBool,
+}
+
+impl Tap for Faulty {
+    fn source_read(&self, _: TapPoint, bytes: &mut [u8]) {
+        if let Some(seed) = self.faults.due(Fault::CorruptSourceRead, Step::Stream) {
+            flip(bytes, seed);
+        }
+    }
+
+    fn wire(&self, _: TapPoint, bytes: &mut [u8]) {
+        if let Some(seed) = self.faults.due(Fault::CorruptWire, Step::Stream) {
+            flip(bytes, seed);
+        }
+    }
+
+    fn hold(&self, at: TapPoint) -> Duration {
+        if self.faults.planned(Fault::LateWrite).is_some()
+            && self.faults.due(Fault::LateWrite, Step::Stream).is_some()
+        {
+            return LATE;
+        }
+        if self.faults.planned(Fault::SlowLink).is_some() {
+            if self.faults.due(Fault::SlowLink, Step::Stream).is_some() {
+                self.slow.store(true, Ordering::Relaxed);
+            }
+            if self.slow.load(Ordering::Relaxed) {
+                return Duration::from_secs_f64(at.len as f64 / SLOW as f64);
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+/// Opens every path there is. Without an injected fault there is no tap, and nothing is copied for
+/// one.
+pub fn open(
+    id: &WorkerId,
+    dir: &FilePath,
+    faults: &Arc<Faults>,
+) -> Result<Vec<Arc<dyn Transport>>, TransportError> {
+    let tap = || -> Option<Arc<dyn Tap>> {
+        let wanted = [
+            Fault::CorruptSourceRead,
+            Fault::CorruptWire,
+            Fault::SlowLink,
+            Fault::LateWrite,
+        ];
+        let any = wanted.into_iter().any(|f| faults.planned(f).is_some());
+        any.then(|| -> Arc<dyn Tap> {
+            Arc::new(Faulty {
+                faults: Arc::clone(faults),
+                slow: AtomicBool::new(false),
+            })
+        })
+    };
+    let tcp = TcpTransport::bind(TcpOptions {
+        tap: tap(),
+        ..TcpOptions::default()
+    })?;
+    let shm = ShmTransport::bind(ShmOptions {
+        tap: tap(),
+        ..ShmOptions::at(dir.join(format!("{id}.shm.sock")))
+    })?;
+    let local = LocalTransport::bind(id.as_str(), tap(), None)?;
+    Ok(vec![Arc::new(local), Arc::new(shm), Arc::new(tcp)])
+}

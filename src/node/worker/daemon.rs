@@ -1,0 +1,447 @@
+//! A worker as a daemon: everything started in the order that needs nothing before it is there, and
+//! ended in the order that loses nothing.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::core::Core;
+use super::dump;
+use super::service::{Listening, Service};
+use super::sink::Sink;
+use crate::digest::Digester;
+use crate::drive::{
+    Handler, Hello, Mesh, MeshOptions, Routes, Timers, envelope, kind, name, now_ns,
+};
+use crate::engine::adapter::EngineAdapter;
+use crate::engine::reference::{CloseReason, Engine, EngineConfig};
+use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerId, WorkerRef};
+use crate::metastore::{MetaStore, RemoteOptions, RemoteStore};
+use crate::migrate::io::Peer;
+use crate::migrate::limits::Limits;
+use crate::migrate::msg::{Body, Emission, Msg};
+use crate::node::bulk::Bulk;
+use crate::node::emit::{Emitter, Outlet, Sending};
+use crate::node::faults::{self, Faults};
+use crate::node::jobs::Jobs;
+use crate::node::paths;
+use crate::node::registry::{Card, Registry};
+use crate::rpc::Server;
+use crate::rpc::v1::worker_server::WorkerServer;
+use crate::wire::Endpoint;
+
+/// Threads for hashing and copying.
+const JOBS: usize = 2;
+/// Threads that run due timers.
+const TIMERS: usize = 2;
+/// How often links are looked after.
+const TEND: Duration = Duration::from_millis(100);
+/// How often what is left of ended requests is forgotten, in looks.
+const SWEEP: u32 = 50;
+
+/// What a worker is started with.
+pub struct Config {
+    /// Its name.
+    pub id: WorkerId,
+    /// Where its sockets go.
+    pub dir: PathBuf,
+    /// The gateway's mesh listener.
+    pub gateway: Endpoint,
+    /// The metadata store.
+    pub store: Endpoint,
+    /// The engine.
+    pub engine: EngineConfig,
+    /// Bounds of the protocol.
+    pub limits: Limits,
+    /// Injected faults.
+    pub fault: Option<faults::Plan>,
+    /// Write KV and control state at this output token.
+    pub dump_at: Option<u64>,
+    /// Flip the last bit of this output token on its way out (testing).
+    pub flip_token: Option<u64>,
+    /// Take part in null handoffs (benches).
+    pub null_handoffs: bool,
+}
+
+/// A worker that could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("worker {id}: {what}: {why}")]
+pub struct StartError {
+    /// Which.
+    pub id: String,
+    /// What failed.
+    pub what: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+/// A worker that serves.
+pub struct Running {
+    core: Arc<Core>,
+    engine: Engine,
+    mesh: Mesh,
+    registry: Registry,
+    draining: Arc<AtomicBool>,
+    stop: Arc<Notify>,
+    ended: Arc<AtomicBool>,
+    sending: Mutex<Option<Sending>>,
+    tending: Mutex<Option<std::thread::JoinHandle<()>>>,
+    rpc: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    card: Card,
+    data: Vec<String>,
+}
+
+/// Tokens as the protocol's `Emit`.
+struct ToGateway {
+    mesh: OnceLock<Mesh>,
+    core: OnceLock<std::sync::Weak<Core>>,
+    flip: Option<u64>,
+}
+
+impl Outlet for ToGateway {
+    fn emit(&self, request: RequestId, owner_epoch: OwnerEpoch, tokens: &[Emission]) -> bool {
+        let Some(mesh) = self.mesh.get() else {
+            return false;
+        };
+        let mut tokens = tokens.to_vec();
+        if let Some(t) = self
+            .flip
+            .and_then(|seq| tokens.iter_mut().find(|t| t.seq == seq))
+        {
+            t.token ^= 1;
+        }
+        let body = Body::Emit {
+            owner_epoch,
+            tokens,
+        };
+        let msg = Msg {
+            request,
+            epoch: MigrationEpoch(0),
+            body,
+        };
+        let head = envelope::encode(&msg);
+        let parts = [std::io::IoSlice::new(&head)];
+        let deadline = Instant::now() + Duration::from_secs(2);
+        match mesh.send(&Peer::Gateway, kind::PROTOCOL, 0, &parts, deadline) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%request, %error, "tokens wait for the gateway");
+                false
+            }
+        }
+    }
+
+    fn closed(&self, request: RequestId, epoch: OwnerEpoch, reason: CloseReason) {
+        if let (CloseReason::Failed, Some(core)) =
+            (reason, self.core.get().and_then(|c| c.upgrade()))
+        {
+            core.send_closed(request, epoch);
+        }
+    }
+}
+
+/// The worker's end of its links.
+struct Inbox {
+    core: OnceLock<Arc<Core>>,
+    registry: Registry,
+}
+
+impl Handler for Inbox {
+    fn joined(&self, hello: &Hello) {
+        if let Some(at) = hello.endpoint("mesh") {
+            self.registry.learn(&hello.from, at);
+        }
+    }
+
+    fn frame(&self, from: &Peer, frame: u16, _: u64, payload: &[u8]) {
+        let (Some(core), kind::PROTOCOL) = (self.core.get(), frame) else {
+            return;
+        };
+        match envelope::decode(payload) {
+            Ok((msg, bytes)) => core.receive(from, msg, bytes),
+            Err(error) => tracing::warn!(from = name(from), %error, "a message cannot be read"),
+        }
+    }
+
+    fn left(&self, peer: &Peer) {
+        tracing::debug!(peer = name(peer), "link down");
+    }
+}
+
+/// Starts a worker; its RPC is served on the runtime of the caller.
+pub async fn start(config: Config) -> Result<Running, StartError> {
+    let id = config.id.to_string();
+    let fail = |what: &'static str| {
+        let id = id.clone();
+        move |why: &dyn std::fmt::Display| StartError {
+            id,
+            what,
+            why: why.to_string(),
+        }
+    };
+    let emitter = Emitter::default();
+    let dump_at = config.dump_at.map(|seq| dump::At {
+        seq,
+        dir: config.dir.clone(),
+    });
+    let sink = Arc::new(Sink::new(emitter.clone(), dump_at));
+    let engine_config = config.engine.clone();
+    let engine_sink = Arc::clone(&sink);
+    let engine = tokio::task::spawn_blocking(move || Engine::start(engine_config, engine_sink))
+        .await
+        .map_err(|e| fail("engine")(&e))?
+        .map_err(|e| fail("engine")(&e))?;
+    let adapter: Arc<dyn EngineAdapter> = Arc::new(engine.clone());
+    let capabilities = adapter.capabilities();
+    let digester =
+        Arc::new(Digester::new(capabilities.header.clone()).map_err(|e| fail("digests")(&e))?);
+    let me = WorkerRef {
+        id: config.id.clone(),
+        incarnation: capabilities.incarnation,
+    };
+    let store: Arc<dyn MetaStore> = Arc::new(RemoteStore::new(
+        config.store.clone(),
+        RemoteOptions::default(),
+    ));
+    let registry = Registry::new(Arc::clone(&store));
+    registry.learn(&Peer::Gateway, &config.gateway);
+    let faults = Arc::new(Faults::new(config.fault, id.clone(), &config.dir));
+    let opened =
+        paths::open(&config.id, &config.dir, &faults).map_err(|e| fail("bulk paths")(&e))?;
+    let data: Vec<String> = opened.iter().map(|t| t.endpoint().to_string()).collect();
+    let core = Core::new(
+        me.clone(),
+        Arc::new(engine.clone()),
+        adapter,
+        capabilities,
+        digester,
+        emitter.clone(),
+        Arc::new(Routes::new(store)),
+        Arc::new(Bulk::new(opened)),
+        config.limits.clone(),
+        faults,
+        Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(&e))?,
+    );
+    let core = Arc::new(core.with_null_handoffs(config.null_handoffs));
+    sink.attach(&core);
+    let fired = Arc::downgrade(&core);
+    let fire = move |key| {
+        if let Some(core) = fired.upgrade() {
+            core.fire(key);
+        }
+    };
+    let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
+    let socket = |kind: &str| Endpoint::unix(config.dir.join(format!("{id}.{kind}.sock")));
+    let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
+    let server = Server::bind(&rpc_at, false)
+        .await
+        .map_err(|e| fail("control RPC")(&e))?;
+    let inbox = Arc::new(Inbox {
+        core: OnceLock::new(),
+        registry: registry.clone(),
+    });
+    let _ = inbox.core.set(Arc::clone(&core));
+    let options = MeshOptions {
+        listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
+        allow_remote: false,
+        endpoints: vec![("rpc".into(), server.endpoint().clone())],
+        spin_ns: 0,
+    };
+    let directory = Arc::new(registry.clone());
+    let mesh = Mesh::start(Peer::Worker(me.clone()), options, inbox, directory)
+        .map_err(|e| fail("mesh")(&e))?;
+    core.wire(mesh.clone(), timers);
+    let mesh_at = mesh
+        .endpoints()
+        .first()
+        .map(Endpoint::to_string)
+        .unwrap_or_default();
+    let card = Card {
+        id: id.clone(),
+        incarnation: me.incarnation.0,
+        mesh: mesh_at.clone(),
+        rpc: server.endpoint().to_string(),
+        pid: std::process::id(),
+        model: core.engine.model(),
+        paths: core.bulk.names().into_iter().map(str::to_owned).collect(),
+        draining: false,
+    };
+    let (draining, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let listening = Listening {
+        mesh: mesh_at,
+        data: data.join(","),
+    };
+    let service = Service::new(
+        Arc::clone(&core),
+        listening,
+        Arc::clone(&draining),
+        Arc::clone(&stop),
+    );
+    let routes = tonic::service::Routes::new(
+        WorkerServer::new(service)
+            .max_decoding_message_size(crate::rpc::MAX_MESSAGE)
+            .max_encoding_message_size(crate::rpc::MAX_MESSAGE),
+    );
+    let serve_stop = Arc::new(Notify::new());
+    let rpc = tokio::spawn(async move {
+        // Ends with its runtime; a call under way is the caller's to retry.
+        if let Err(error) = server
+            .serve(routes, async move { serve_stop.notified().await })
+            .await
+        {
+            tracing::error!(%error, "the control RPC ended");
+        }
+    });
+    let outlet = Arc::new(ToGateway {
+        mesh: OnceLock::new(),
+        core: OnceLock::new(),
+        flip: config.flip_token,
+    });
+    let _ = outlet.mesh.set(mesh.clone());
+    let _ = outlet.core.set(Arc::downgrade(&core));
+    let sending = emitter.start(outlet).map_err(|e| fail("threads")(&e))?;
+    let (publish, cards) = (card.clone(), registry.clone());
+    tokio::task::spawn_blocking(move || cards.publish_worker(&publish))
+        .await
+        .map_err(|e| fail("registry")(&e))?
+        .map_err(|e| fail("registry")(&e))?;
+    late_put_when_due(&core);
+    let ended = Arc::new(AtomicBool::new(false));
+    let tending = tend(&core, &mesh, Arc::clone(&ended)).map_err(|e| fail("threads")(&e))?;
+    Ok(Running {
+        core,
+        engine,
+        mesh,
+        registry,
+        draining,
+        stop,
+        ended,
+        sending: Mutex::new(Some(sending)),
+        tending: Mutex::new(Some(tending)),
+        rpc: Mutex::new(Some(rpc)),
+        card,
+        data,
+    })
+}
+
+/// The second half of `late-write`: once the first has fired, a put under a dead grant.
+fn late_put_when_due(core: &Arc<Core>) {
+    if core.faults.planned(faults::Fault::LateWrite).is_none() {
+        return;
+    }
+    let core = Arc::clone(core);
+    let jobs = Arc::clone(&core);
+    jobs.jobs.run(move || {
+        let end = Instant::now() + Duration::from_secs(300);
+        while !core.faults.has_fired() {
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(TEND);
+        }
+        for path in core.bulk.paths() {
+            match super::late::late_put(path) {
+                Ok(why) => tracing::info!(path = path.path().name(), why, "a late put was refused"),
+                Err(what) => core
+                    .faults
+                    .escaped(&format!("{}: {what}", path.path().name())),
+            }
+        }
+    });
+}
+
+/// Keeps the gateway's link up, sends again what was not journaled after it broke, and forgets what
+/// is over.
+fn tend(
+    core: &Arc<Core>,
+    mesh: &Mesh,
+    ended: Arc<AtomicBool>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let (core, mesh) = (Arc::clone(core), mesh.clone());
+    let run = move || {
+        let mut looks = 0u32;
+        while !ended.load(Ordering::SeqCst) {
+            if !mesh.linked(&Peer::Gateway) {
+                match mesh.open(&Peer::Gateway) {
+                    Ok(()) => core.emitter.resend(),
+                    Err(error) => tracing::debug!(%error, "the gateway does not answer"),
+                }
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(SWEEP) {
+                core.sweep();
+            }
+            std::thread::sleep(TEND);
+        }
+    };
+    std::thread::Builder::new().name("tend".into()).spawn(run)
+}
+
+impl Running {
+    /// The worker.
+    pub fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Its card.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Its bulk listeners.
+    pub fn data(&self) -> &[String] {
+        &self.data
+    }
+
+    /// Resolves when `Shutdown` was called.
+    pub async fn asked_to_stop(&self) {
+        self.stop.notified().await;
+    }
+
+    /// Admits nothing from now on, and says so.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        let card = Card {
+            draining: true,
+            ..self.card.clone()
+        };
+        if let Err(error) = self.registry.publish_worker(&card) {
+            tracing::warn!(%error, "cannot say that this worker is being emptied");
+        }
+    }
+
+    /// Requests that still run here.
+    pub fn running(&self) -> usize {
+        self.engine.requests().len()
+    }
+
+    /// Stops the engine, waits until what it made is journaled, and ends links and threads. What
+    /// still ran goes on from the journal. Blocks.
+    pub fn end(&self, deadline: Instant) {
+        self.engine.shutdown();
+        if !self.core.emitter.drained(deadline) {
+            tracing::warn!(
+                tokens = self.core.emitter.pending(),
+                "not journaled before the deadline"
+            );
+        }
+        if let Err(error) = self.registry.remove_worker(&self.core.me) {
+            tracing::debug!(%error, "the card stays");
+        }
+        self.ended.store(true, Ordering::SeqCst);
+        self.core.stop();
+        drop(self.sending.lock().take());
+        self.mesh.stop();
+        if let Some(tending) = self.tending.lock().take() {
+            let _ = tending.join();
+        }
+        if let Some(rpc) = self.rpc.lock().take() {
+            rpc.abort();
+        }
+        tracing::info!(at_ns = now_ns(), "ended");
+    }
+}

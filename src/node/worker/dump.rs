@@ -1,0 +1,98 @@
+//! KV and control state of a request at given output tokens, written to files: what the
+//! demonstration compares at its end. Reads resident memory through the engine's own table.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use crate::engine::adapter::View;
+use crate::id::{MigrationEpoch, RequestId};
+use crate::migrate::io::StoreReply;
+use crate::node::kv;
+
+/// Consecutive output tokens that are dumped: one that a hold misses is made up for by the next.
+const COUNT: u64 = 3;
+/// How long the engine's thread waits for the hold to be asked for.
+const ASKED: Duration = Duration::from_millis(20);
+const HOLD: Duration = Duration::from_secs(20);
+
+/// When to dump, and where to.
+#[derive(Debug, Clone)]
+pub struct At {
+    /// The first output token.
+    pub seq: u64,
+    /// The directory.
+    pub dir: PathBuf,
+}
+
+/// The files of one dump.
+pub fn files(dir: &Path, request: RequestId, seal: u64) -> [PathBuf; 2] {
+    ["kv", "control"].map(|kind| dir.join(format!("{request}-{seal}.{kind}")))
+}
+
+impl At {
+    /// Called on the engine's thread, between steps: if this is the token, asks for a hold from
+    /// another thread and gives it a moment, so that the hold takes effect at this very boundary.
+    pub fn reached(&self, core: &Arc<Core>, request: RequestId, seq: u64) {
+        if !(self.seq..self.seq + COUNT).contains(&seq) {
+            return;
+        }
+        let (asking, asked) = crossbeam_channel::bounded::<()>(1);
+        let (core, dir) = (Arc::clone(core), self.dir.clone());
+        let spawned = std::thread::Builder::new()
+            .name("dump".into())
+            .spawn(move || {
+                let _ = asking.send(());
+                if let Err(error) = dump(&core, &dir, request) {
+                    tracing::warn!(%request, error, "no dump");
+                }
+            });
+        if spawned.is_ok() && asked.recv_timeout(ASKED).is_ok() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let owner = core.owner_epoch(request).ok_or("not owned here")?;
+    // Not above the attempts so far, for it would end one that is under way.
+    let epoch = match core.store.read(request) {
+        StoreReply::Value(v) => v.record.migration_epoch.max(MigrationEpoch(1)),
+        _ => return Err("no record".into()),
+    };
+    let held = core
+        .adapter
+        .hold(request, epoch, Instant::now() + HOLD)
+        .map_err(|e| text(&e))?;
+    let outcome = (|| {
+        let pinned = core.adapter.pin(request, epoch).map_err(|e| text(&e))?;
+        let written = (|| {
+            let view = View::Pin(pinned.pin);
+            let (header, mut bytes) = (&core.capabilities.header, Vec::new());
+            kv::gather(&*core.adapter, header, view, 0..held.kv_len, &mut bytes)
+                .map_err(|e| text(&e))?;
+            let control = core
+                .adapter
+                .export_control(view, owner)
+                .map_err(|e| text(&e))?;
+            for (file, bytes) in files(dir, request, held.seal)
+                .iter()
+                .zip([bytes, control.bytes])
+            {
+                // Under another name first: a reader finds a whole file or none.
+                let part = file.with_extension("part");
+                std::fs::write(&part, bytes).map_err(|e| text(&e))?;
+                std::fs::rename(&part, file).map_err(|e| text(&e))?;
+            }
+            Ok(())
+        })();
+        core.adapter.unpin(pinned.pin).map_err(|e| text(&e))?;
+        written
+    })();
+    core.adapter
+        .release_hold(request, epoch)
+        .map_err(|e| text(&e))?;
+    outcome
+}
