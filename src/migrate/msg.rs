@@ -44,7 +44,7 @@ pub enum Body {
     },
     /// Source to destination: these tokens are sealed and look like this. Payload: token ids.
     Offer(Offer),
-    /// Destination to source and coordinator: resident and verified, on every replica.
+    /// Destination to source: resident and verified, on every replica.
     Verified {
         /// Tokens `0..through`.
         through: u64,

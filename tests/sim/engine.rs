@@ -6,7 +6,8 @@ use moonlivekv::migrate::io::Op;
 
 /// Tokens of a page.
 pub const PAGE: usize = 4;
-const PAGES: usize = 48;
+/// Enough for the quarantine of a very unlucky run.
+const PAGES: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {

@@ -749,7 +749,12 @@ impl Worker {
 /// Runs one seed.
 pub fn run(seed: u64, config: Config) -> Outcome {
     let mut world = World::new(mix(seed, 1), config);
-    world.run();
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run())).is_err();
+    if unwound {
+        world
+            .truth
+            .broken(0, || "the simulator itself panicked".into());
+    }
     let violation = world
         .truth
         .violation

@@ -70,6 +70,11 @@ impl Source {
         self.attempt.is_some()
     }
 
+    /// How far the attempt under way has come: tokens sealed here, tokens verified there.
+    pub fn progress(&self) -> Option<(u64, u64)> {
+        self.attempt.as_ref().map(|a| (a.sealed, a.verified))
+    }
+
     /// Whether the request is stopped for an attempt.
     pub fn is_fenced(&self) -> bool {
         self.attempt.as_ref().is_some_and(|a| a.held)

@@ -1,0 +1,9 @@
+//! An exhaustive search over the real machines and a miniature of everything else.
+
+pub mod destination;
+pub mod exec;
+pub mod labels;
+pub mod models;
+pub mod search;
+pub mod source;
+pub mod state;
