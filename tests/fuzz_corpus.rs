@@ -21,25 +21,49 @@ fn corpus(target: &Target) -> Vec<PathBuf> {
     files
 }
 
+/// The outcome that a kept input's name claims; a fuzzer's own finds are named by their hash.
+fn claimed(name: &str) -> Option<&str> {
+    name.split('.').next().filter(|n| n.len() < 40)
+}
+
 #[test]
 fn the_corpus_reaches_every_outcome_of_every_decoder() {
     for target in TARGETS {
         let mut reached = BTreeSet::new();
-        for file in corpus(target) {
-            let outcome = (target.run)(&fs::read(&file).unwrap());
-            // A kept file is named `OUTCOME` or `OUTCOME.what`; a fuzzer's finds are named by hash.
-            let name = file.file_name().unwrap().to_str().unwrap();
-            if let Some(claimed) = name.split('.').next().filter(|n| n.len() < 40) {
-                assert_eq!(outcome, claimed, "{}", file.display());
+        let files = corpus(target).into_iter().map(|file| {
+            let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read(file).unwrap())
+        });
+        for (name, bytes) in files.chain((target.seeds)()) {
+            let outcome = (target.run)(&bytes);
+            if let Some(claimed) = claimed(&name) {
+                assert_eq!(outcome, claimed, "{}: {name}", target.name);
             }
             reached.insert(outcome);
-        }
-        for input in (target.large)() {
-            reached.insert((target.run)(&input));
         }
         let outcomes: BTreeSet<&str> = target.outcomes.iter().copied().collect();
         assert!(outcomes.contains("accept"), "{}", target.name);
         assert_eq!(reached, outcomes, "{}", target.name);
+    }
+}
+
+/// What code makes stands in the corpus too, so that a fuzzer starts from it. To write it anew:
+/// `WRITE_FUZZ_CORPUS=1 cargo test --test fuzz_corpus small_seeds`.
+#[test]
+fn small_seeds_are_committed_as_they_are_made() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let write = std::env::var_os("WRITE_FUZZ_CORPUS").is_some();
+    for target in TARGETS {
+        let seeds = (target.seeds)();
+        for (name, bytes) in seeds.into_iter().filter(|(_, b)| b.len() <= 64 << 10) {
+            let file = root.join(target.name).join(&name);
+            if write {
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(&file, &bytes).unwrap();
+            }
+            let committed = fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+            assert!(committed == bytes, "{} is out of date", file.display());
+        }
     }
 }
 

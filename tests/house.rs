@@ -76,6 +76,7 @@ const ALL_BUT_SHELL: &[&str] = &[
     "migrate",
     "mem",
     "wire",
+    "wal",
     "gpu",
     "verbs",
     "transport",
@@ -182,7 +183,10 @@ fn rooms_use_only_what_the_plan_allows() {
     let exceptions: BTreeSet<(&str, &str)> = EXCEPTIONS.iter().map(|(a, b, _)| (*a, *b)).collect();
     let mut needed = BTreeSet::new();
     let mut wrong = Vec::new();
-    for file in house() {
+    let files = house();
+    // What else stands at the crate's root (exported macros) is no room.
+    let rooms: BTreeSet<String> = files.iter().map(|f| f.room.clone()).collect();
+    for file in files {
         if file.room == "lib" || file.room == "bin" {
             continue;
         }
@@ -196,7 +200,7 @@ fn rooms_use_only_what_the_plan_allows() {
                 }
             },
         };
-        for used in rooms_used(&file) {
+        for used in rooms_used(&file).intersection(&rooms) {
             let arrow = (file.room.as_str(), used.as_str());
             match exceptions.iter().find(|e| **e == arrow) {
                 Some(exception) => {

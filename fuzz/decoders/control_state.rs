@@ -1,6 +1,6 @@
 //! ControlStateV1.
 
-use super::Target;
+use super::{Target, seed};
 use moonlivekv::control_state::{CodecError, ControlState, MAX_ENCODING_BYTES};
 
 pub const TARGET: Target = Target {
@@ -23,7 +23,8 @@ pub const TARGET: Target = Target {
         "unknown-critical",
         "unknown-version",
     ],
-    large: || vec![vec![0; MAX_ENCODING_BYTES + 1]],
+    // The others are golden vectors.
+    seeds: || vec![seed("too-large", vec![0; MAX_ENCODING_BYTES + 1])],
 };
 
 fn run(data: &[u8]) -> &'static str {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::clock::now_ns;
 use crate::id::RequestId;
-use crate::migrate::io::{Action, Event, Op, Payload, Peer, Report, StoreReply, Timer};
+use crate::migrate::io::{Action, Event, Payload, Peer, Report, StoreReply, Timer};
 use crate::migrate::msg::Msg;
 use crate::route::{Revision, RouteRecord};
 
@@ -44,9 +44,13 @@ pub trait Hands<M: Machine> {
     fn store(&self) -> &dyn RouteStore;
     /// Which request.
     fn request(&self) -> RequestId;
-    /// Called around each access to the store, for measurements and injected faults.
-    fn around_store(&mut self, op: Op, before: bool, reply: Option<&mut StoreReply>) {
-        let _ = (op, before, reply);
+    /// Called before each access to the store; `write` tells a compare-and-swap from a read.
+    fn before_store(&mut self, write: bool) {
+        let _ = write;
+    }
+    /// Called after it, for measurements and injected faults.
+    fn after_store(&mut self, write: bool, reply: &mut StoreReply) {
+        let _ = (write, reply);
     }
 }
 
@@ -70,15 +74,15 @@ fn perform<M: Machine, H: Hands<M>>(
 ) -> Option<Event<M::Done>> {
     match action {
         Action::StoreRead { op } => {
-            hands.around_store(op, true, None);
+            hands.before_store(false);
             let mut reply = hands.store().read(hands.request());
-            hands.around_store(op, false, Some(&mut reply));
+            hands.after_store(false, &mut reply);
             Some(Event::Store { op, reply })
         }
         Action::StoreCas { op, expect, next } => {
-            hands.around_store(op, true, None);
+            hands.before_store(true);
             let mut reply = hands.store().cas(hands.request(), expect, &next);
-            hands.around_store(op, false, Some(&mut reply));
+            hands.after_store(true, &mut reply);
             Some(Event::Store { op, reply })
         }
         Action::Send { to, msg, payload } => {

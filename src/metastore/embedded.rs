@@ -85,10 +85,10 @@ impl EmbeddedStore {
             Some(&last) => {
                 let mut replay = Replay::new(fresh());
                 let (log, _) = series.recover(last, |record| replay.record(record))?;
-                let state = replay.finish().map_err(|what| WalError::Damaged {
+                let state = replay.finish().map_err(|e| WalError::Damaged {
                     file: log.file().name(),
                     offset: crate::wal::record::SEGMENT_HEADER as u64,
-                    what,
+                    what: e.to_string(),
                 })?;
                 for &old in &numbers[..numbers.len() - 1] {
                     series.remove(old).map_err(WalError::Io)?;

@@ -89,31 +89,29 @@ impl Replay {
 
     /// Takes one record; what it cannot mean is damage, since its checksum holds.
     pub(super) fn record(&mut self, record: Record<'_>) -> Result<(), String> {
-        self.take(record).map_err(|e| match e {
-            Wrong::Bytes(e) => e.to_string(),
-            Wrong::Order(what) => what.to_owned(),
-        })
+        self.take(record.kind, record.payload)
+            .map_err(|e| e.to_string())
     }
 
     /// The state, if the snapshot that must begin each segment was there.
-    pub(super) fn finish(self) -> Result<State, String> {
+    pub(super) fn finish(self) -> Result<State, ReplayError> {
         if self.complete {
             Ok(self.state)
         } else {
-            Err("the snapshot that begins it is not complete".to_owned())
+            Err(ReplayError::Incomplete)
         }
     }
 
-    fn take(&mut self, record: Record<'_>) -> Result<(), Wrong> {
-        let mut r = Reader::new(record.payload);
-        match record.kind {
+    fn take(&mut self, kind: u8, payload: &[u8]) -> Result<(), ReplayError> {
+        let mut r = Reader::new(payload);
+        match kind {
             ENTRY if !self.complete => {
                 let revision = r.u64("entry.revision")?;
                 let key = read_key(&mut r)?;
                 let value = read_value(&mut r)?;
                 let last = self.state.records.last_key_value();
                 if last.is_some_and(|(last, _)| **last >= *key) {
-                    return Err(Wrong::Order("snapshot keys do not rise"));
+                    return Err(ReplayError::Order("snapshot keys do not rise"));
                 }
                 self.state.restore(key, Entry { revision, value });
             }
@@ -128,10 +126,14 @@ impl Replay {
                 let entries = r.u64("snapshot.entries")?;
                 r.end()?;
                 if entries != self.state.records.len() as u64 {
-                    return Err(Wrong::Order("snapshot has not as many entries as it says"));
+                    return Err(ReplayError::Order(
+                        "snapshot has not as many entries as it says",
+                    ));
                 }
                 if self.state.records.values().any(|e| e.revision > revision) {
-                    return Err(Wrong::Order("snapshot holds an entry newer than itself"));
+                    return Err(ReplayError::Order(
+                        "snapshot holds an entry newer than itself",
+                    ));
                 }
                 self.state.begin_at(revision);
                 self.complete = true;
@@ -139,11 +141,13 @@ impl Replay {
             PUT | DELETE if self.complete => {
                 let revision = r.u64("change.revision")?;
                 if Some(revision) != self.state.revision.checked_add(1) {
-                    return Err(Wrong::Order("revision does not follow the one before it"));
+                    return Err(ReplayError::Order(
+                        "revision does not follow the one before it",
+                    ));
                 }
                 let op = OpId(r.array("change.op")?);
                 let key = read_key(&mut r)?;
-                let value = if record.kind == PUT {
+                let value = if kind == PUT {
                     Some(read_value(&mut r)?)
                 } else {
                     r.end()?;
@@ -156,25 +160,30 @@ impl Replay {
                     value,
                 });
             }
-            PUT | DELETE => return Err(Wrong::Order("a change stands before the snapshot")),
+            PUT | DELETE => return Err(ReplayError::Order("a change stands before the snapshot")),
             ENTRY | OPS | SNAPSHOT_END => {
-                return Err(Wrong::Order("a snapshot stands behind the segment's first"));
+                return Err(ReplayError::Order(
+                    "a snapshot stands behind the segment's first",
+                ));
             }
-            _ => return Err(Wrong::Order("unknown kind of record")),
+            _ => return Err(ReplayError::Order("unknown kind of record")),
         }
         Ok(())
     }
 }
 
-enum Wrong {
-    Bytes(DecodeError),
+/// Why sound records make no sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    /// A record's payload cannot be read.
+    #[error(transparent)]
+    Malformed(#[from] DecodeError),
+    /// A record does not fit those before it.
+    #[error("{0}")]
     Order(&'static str),
-}
-
-impl From<DecodeError> for Wrong {
-    fn from(e: DecodeError) -> Self {
-        Self::Bytes(e)
-    }
+    /// The end of the snapshot that begins each segment is missing.
+    #[error("the snapshot that begins it is not complete")]
+    Incomplete,
 }
 
 fn read_key(r: &mut Reader<'_>) -> Result<Arc<str>, DecodeError> {
@@ -193,15 +202,19 @@ fn read_value(r: &mut Reader<'_>) -> Result<Arc<[u8]>, DecodeError> {
     Ok(r.raw(r.left(), "value")?.into())
 }
 
-/// Reads a whole segment's records for what they mean: the body of a fuzz target. Returns how many
-/// records stand in it.
-pub fn read_segment(bytes: &[u8]) -> Result<usize, String> {
+/// What records, by kind and payload, mean in their order: the body of a fuzz target. Returns how
+/// many store records stand in the end.
+pub fn replay_records<'a>(
+    records: impl IntoIterator<Item = (u8, &'a [u8])>,
+) -> Result<usize, ReplayError> {
     let memory = super::state::Memory {
         ops: 64,
         events: 64,
         event_bytes: 1 << 20,
     };
     let mut replay = Replay::new(State::new(memory));
-    crate::wal::scan(bytes, LOG, |record| replay.record(record)).map_err(|e| format!("{e:?}"))?;
+    for (kind, payload) in records {
+        replay.take(kind, payload)?;
+    }
     Ok(replay.finish()?.records.len())
 }

@@ -39,7 +39,7 @@ mod types;
 pub use crate::route::Revision;
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
-pub use logged::read_segment;
+pub use logged::{ReplayError, replay_records};
 pub use options::{Durability, EmbeddedOptions, Hook, Step, StoreStats};
 pub use remote::{RemoteOptions, RemoteStore};
 pub use server::{ReplyFilter, ServerOptions, StoreServer};

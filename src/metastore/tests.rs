@@ -357,6 +357,8 @@ proptest! {
         let _ = Request::decode(kind % 10, &bytes);
         let _ = Answer::decode(kind, &bytes);
         let _ = Answer::decode((kind % 10) | ANSWER, &bytes);
-        let _ = read_segment(&bytes);
+        for record in 0..7 {
+            let _ = replay_records([(record, &bytes[..]), (5, &[0; 16]), (record, &bytes[..])]);
+        }
     }
 }

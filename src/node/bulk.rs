@@ -99,6 +99,11 @@ impl Bulk {
         self.paths.iter().map(|t| t.path().name()).collect()
     }
 
+    /// Every path.
+    pub fn paths(&self) -> &[Arc<dyn Transport>] {
+        &self.paths
+    }
+
     /// The transport of a path, or why there is none. No path stands in for another.
     pub fn transport(&self, path: Path) -> Result<&Arc<dyn Transport>, TransportError> {
         let found = self.paths.iter().find(|t| t.path() == path);

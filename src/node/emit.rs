@@ -216,6 +216,15 @@ impl Emitter {
             .map_or(0, |s| s.last_step_ns)
     }
 
+    /// Whether tokens of a request may still have to be sent.
+    pub fn holds(&self, request: RequestId) -> bool {
+        let state = self.inner.state.lock();
+        state
+            .streams
+            .get(&request)
+            .is_some_and(|s| !s.unacked.is_empty())
+    }
+
     /// The right to append ended here, or the request is gone: nothing of it is sent any more.
     pub fn forget(&self, request: RequestId) {
         self.inner.state.lock().streams.remove(&request);

@@ -204,10 +204,24 @@ impl Faults {
             at = step_name(plan.step),
             "injected fault fires"
         );
-        let Some(log) = &self.log else { return };
-        let line = serde_json::json!({
+        self.line(&serde_json::json!({
             "fault": plan.fault.name(), "by": self.who, "at_step": step_name(plan.step),
-        });
+        }));
+    }
+
+    /// Whether it has fired.
+    pub fn has_fired(&self) -> bool {
+        self.fired.load(Ordering::SeqCst)
+    }
+
+    /// Writes down an effect that must never happen.
+    pub fn escaped(&self, what: &str) {
+        tracing::error!(what, "an injected fault had an effect");
+        self.line(&serde_json::json!({ "by": self.who, "at_step": "", "escaped": what }));
+    }
+
+    fn line(&self, line: &serde_json::Value) {
+        let Some(log) = &self.log else { return };
         let file = std::fs::File::options().create(true).append(true).open(log);
         if let Err(error) = file.and_then(|mut f| f.write_all(format!("{line}\n").as_bytes())) {
             tracing::error!(%error, "cannot write what fired");

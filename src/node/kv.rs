@@ -175,7 +175,8 @@ fn joined(header: &ObjectSetHeader, digests: &[PageDigest]) -> PageDigest {
 pub struct SetRun {
     digester: Arc<Digester>,
     hasher: SetHasher,
-    early: BTreeMap<(u16, u32), PageDigest>,
+    /// Every full page's latest digest: a page that came out wrong is fetched and hashed again.
+    pages: BTreeMap<(u16, u32), PageDigest>,
 }
 
 impl SetRun {
@@ -185,7 +186,7 @@ impl SetRun {
         Ok(Self {
             digester,
             hasher,
-            early: BTreeMap::new(),
+            pages: BTreeMap::new(),
         })
     }
 
@@ -196,10 +197,14 @@ impl SetRun {
     /// Takes the full pages among those hashed.
     pub fn add(&mut self, pages: &PageDigests) -> Result<(), KvError> {
         let page_tokens = self.page_tokens();
+        let mut changed = false;
         for (row, _) in pages.iter().filter(|(r, _)| r.valid_tokens == page_tokens) {
-            if row.page >= self.hasher.next_page(row.group)? {
-                self.early.insert((row.group, row.page), row.digest);
-            }
+            let before = self.pages.insert((row.group, row.page), row.digest);
+            let chained = row.page < self.hasher.next_page(row.group)?;
+            changed |= chained && before != Some(row.digest);
+        }
+        if changed {
+            self.hasher = self.digester.set_hasher(&[])?;
         }
         let groups: Vec<u16> = self
             .digester
@@ -211,7 +216,7 @@ impl SetRun {
         for group in groups {
             loop {
                 let page = self.hasher.next_page(group)?;
-                let Some(digest) = self.early.remove(&(group, page)) else {
+                let Some(digest) = self.pages.get(&(group, page)) else {
                     break;
                 };
                 let span = PageSpan {
@@ -219,7 +224,7 @@ impl SetRun {
                     from: 0,
                     to: page_tokens,
                 };
-                self.hasher.push_sealed(group, span, &digest)?;
+                self.hasher.push_sealed(group, span, digest)?;
             }
         }
         Ok(())

@@ -16,6 +16,9 @@ use crate::transport::{
 /// What a slow link lets through, bytes per second.
 const SLOW: u64 = 8 << 20;
 
+/// How long a reply is held back so that it lands after its attempt is over.
+const LATE: Duration = Duration::from_millis(600);
+
 /// Faults where a payload is read and sent.
 struct Faulty {
     faults: Arc<Faults>,
@@ -36,6 +39,11 @@ impl Tap for Faulty {
     }
 
     fn hold(&self, at: TapPoint) -> Duration {
+        if self.faults.planned(Fault::LateWrite).is_some()
+            && self.faults.due(Fault::LateWrite, Step::Stream).is_some()
+        {
+            return LATE;
+        }
         if self.faults.planned(Fault::SlowLink).is_some() {
             if self.faults.due(Fault::SlowLink, Step::Stream).is_some() {
                 self.slow.store(true, Ordering::Relaxed);

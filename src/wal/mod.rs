@@ -28,7 +28,7 @@ pub use disk::DiskDir;
 pub use error::{IoError, WalError};
 pub use record::{Record, SegmentHeader};
 pub use scan::{Scan, ScanError, scan};
-pub use segment::{Batch, Segment, Series};
+pub use segment::{Batch, Blank, Segment, Series};
 
 #[cfg(test)]
 mod tests;

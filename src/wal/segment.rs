@@ -5,6 +5,7 @@ use super::error::{IoError, WalError};
 use super::record::{Record, SEGMENT_HEADER, SegmentHeader, encode, record_bytes};
 use super::scan::{Scan, ScanError, scan};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The segments of one log in one directory: `NAME-<number>.log`.
 #[derive(Debug, Clone)]
@@ -29,8 +30,11 @@ impl Series {
         format!("{}-{number:016x}.log", self.name)
     }
 
-    fn unfinished_name(&self, number: u64) -> String {
-        format!("{}-{number:016x}.new", self.name)
+    /// A name for a file that is no segment yet, different each time in this process.
+    fn unfinished_name(&self) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("{}-{n:016x}.new", self.name)
     }
 
     /// Numbers of the segments there, rising. Segments that were never published are removed.
@@ -59,17 +63,38 @@ impl Series {
         self.dir.remove(&self.file_name(number))
     }
 
-    /// Begins segment `number`, not yet published. On failure nothing is left behind.
-    pub fn create(&self, number: u64, first_seq: u64, capacity: u64) -> Result<Segment, IoError> {
+    /// Allocates the file of a segment to come: the slow part of beginning it. On failure nothing is
+    /// left behind.
+    pub fn allocate(&self, capacity: u64) -> Result<Blank, IoError> {
+        let capacity = capacity.max(SEGMENT_HEADER as u64);
+        let name = self.unfinished_name();
+        let file = self.dir.create(&name, capacity)?;
+        Ok(Blank {
+            file,
+            name,
+            capacity,
+        })
+    }
+
+    /// Removes an allocated file that is not needed.
+    pub fn discard(&self, blank: Blank) {
+        // Left over, it is removed at the next start.
+        let _ = self.dir.remove(&blank.name);
+    }
+
+    /// Begins segment `number` in an allocated file; not yet published.
+    pub fn begin(&self, blank: Blank, number: u64, first_seq: u64) -> Result<Segment, IoError> {
+        let Blank {
+            file,
+            name,
+            capacity,
+        } = blank;
         let mut nonce = [0u8; 8];
         getrandom::fill(&mut nonce).map_err(|e| IoError {
             op: "getrandom",
             name: self.dir.name(),
             errno: e.raw_os_error().unwrap_or(0),
         })?;
-        let capacity = capacity.max(SEGMENT_HEADER as u64);
-        let name = self.unfinished_name(number);
-        let file = self.dir.create(&name, capacity)?;
         let nonce = u64::from_le_bytes(nonce);
         let header = SegmentHeader {
             log: self.log,
@@ -79,13 +104,13 @@ impl Series {
             capacity,
         };
         let (sector, link) = header.encode();
-        let staged = sector.to_vec();
         Ok(Segment {
             file,
+            unfinished: name,
             number,
             nonce,
             capacity,
-            staged,
+            staged: sector.to_vec(),
             staged_at: 0,
             next_seq: first_seq,
             link,
@@ -93,10 +118,15 @@ impl Series {
         })
     }
 
+    /// [`allocate`](Self::allocate) and [`begin`](Self::begin) in one.
+    pub fn create(&self, number: u64, first_seq: u64, capacity: u64) -> Result<Segment, IoError> {
+        self.begin(self.allocate(capacity)?, number, first_seq)
+    }
+
     /// Removes a segment that was begun and shall not be.
     pub fn abandon(&self, segment: Segment) {
         // Left over, it is removed at the next start.
-        let _ = self.dir.remove(&self.unfinished_name(segment.number));
+        let _ = self.dir.remove(&segment.unfinished);
     }
 
     /// Writes and flushes what is staged in a segment begun by [`create`](Self::create). On failure
@@ -113,23 +143,28 @@ impl Series {
     /// Gives a prepared segment its name, durably. After a failure it is unknown which segments a
     /// later start will find: nothing more may be appended to any.
     pub fn publish(&self, segment: &Segment) -> Result<(), IoError> {
-        self.dir.rename(
-            &self.unfinished_name(segment.number),
-            &self.file_name(segment.number),
-        )?;
+        self.dir
+            .rename(&segment.unfinished, &self.file_name(segment.number))?;
         self.dir.sync()
     }
 
-    /// Reads segment `number` back and makes it fit to go on: every record that `visit` saw is
-    /// durable afterwards, and behind the last one the file is zero.
-    pub fn recover(
+    /// Reads segment `number` back without changing anything: for those that others follow.
+    pub fn read(
         &self,
         number: u64,
         visit: impl FnMut(Record<'_>) -> Result<(), String>,
-    ) -> Result<(Segment, Scan), WalError> {
+    ) -> Result<Scan, WalError> {
+        self.read_file(number, visit).map(|(_, _, found)| found)
+    }
+
+    fn read_file(
+        &self,
+        number: u64,
+        visit: impl FnMut(Record<'_>) -> Result<(), String>,
+    ) -> Result<(Arc<dyn File>, Vec<u8>, Scan), WalError> {
         let name = self.file_name(number);
         let file = self.dir.open(&name)?;
-        let mut bytes = file.read()?;
+        let bytes = file.read()?;
         let found = scan(&bytes, self.log, visit).map_err(|e| match e {
             ScanError::Foreign { what } => WalError::Foreign {
                 file: name.clone(),
@@ -149,6 +184,17 @@ impl Series {
                 what,
             });
         }
+        Ok((file, bytes, found))
+    }
+
+    /// Reads the last segment back and makes it fit to go on: every record that `visit` saw is
+    /// durable afterwards, and behind the last one the file is zero.
+    pub fn recover(
+        &self,
+        number: u64,
+        visit: impl FnMut(Record<'_>) -> Result<(), String>,
+    ) -> Result<(Segment, Scan), WalError> {
+        let (file, mut bytes, found) = self.read_file(number, visit)?;
         // The process that published it may have died before its name was durable.
         self.dir.sync()?;
         // The page cache may hold what a failed flush never brought to the disk, and call it clean:
@@ -165,6 +211,7 @@ impl Series {
         }
         let segment = Segment {
             file,
+            unfinished: String::new(),
             number,
             nonce: found.header.nonce,
             capacity: bytes.len() as u64,
@@ -178,11 +225,21 @@ impl Series {
     }
 }
 
+/// The allocated file of a segment to come.
+#[derive(Debug)]
+pub struct Blank {
+    file: Arc<dyn File>,
+    name: String,
+    capacity: u64,
+}
+
 /// The writer of one segment. It stages records in memory; its owner takes them as a [`Batch`] and
 /// writes and flushes that, outside of whatever lock guards this struct.
 #[derive(Debug)]
 pub struct Segment {
     file: Arc<dyn File>,
+    /// The file's name until it is published.
+    unfinished: String,
     number: u64,
     nonce: u64,
     capacity: u64,

@@ -329,8 +329,13 @@ pub struct DemoArgs {
     /// Prompt length of each request.
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub context: u32,
-    /// Output tokens of each request.
-    #[arg(long, default_value_t = 200, value_name = "TOKENS")]
+    /// Output tokens of each request; default 200, or 800 with --inject.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "TOKENS"
+    )]
     pub output: u32,
     /// Draws prompts, sampling seeds and the step at which a fault fires.
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -55,9 +55,21 @@ async fn told_to_stop() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The protocol's bounds for daemons on one machine or one rack.
+/// The protocol's bounds for daemons on one machine or one rack: a step before the fence is a matter
+/// of milliseconds there.
 pub fn limits() -> Limits {
-    Limits::default()
+    Limits {
+        step_ns: 2_000_000_000,
+        ..Limits::default()
+    }
+}
+
+/// The gateway's: a recovery may take as long as a long prefill.
+fn recovery_limits() -> Limits {
+    Limits {
+        step_ns: 120_000_000_000,
+        ..Limits::default()
+    }
 }
 
 fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
@@ -189,7 +201,7 @@ pub fn gateway(args: GatewayArgs) -> anyhow::Result<()> {
             dir,
             http: args.http,
             beyond_loopback: args.listen_beyond_loopback,
-            limits: limits(),
+            limits: recovery_limits(),
         };
         let running = gateway::start(config, Arc::clone(&log)).await?;
         let at = running.listening();

@@ -97,11 +97,13 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         Some(status) => status.message().to_owned(),
         None => format!("{error:#}"),
     };
-    if json {
+    if text.is_empty() {
+        // The command has said it all.
+    } else if json {
         let line =
             serde_json::json!({ "error": text, "code": format!("{code:?}"), "exit": code as u8 });
         eprintln!("{line}");
-    } else if !text.is_empty() {
+    } else {
         eprintln!("moonlive: {text}");
     }
     code.into()

@@ -257,6 +257,22 @@ pub trait EngineAdapter: Send + Sync {
     /// Errors: `Unknown`; `StaleEpoch`; `StageState` once committed; `OutOfRange`; `Frozen`; `Busy`.
     fn stage_write(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<WriteLease>;
 
+    /// Takes back digests that came out wrong: the slots of `tokens` may be written again, and must
+    /// be hashed again before `arm`. The one exception to promise 7, and no hole in it: a page that
+    /// differs from its claim was never verified.
+    ///
+    /// Destination executor, STREAM, before a second pull. An engine that does not offer it makes a
+    /// damaged page end the attempt instead.
+    ///
+    /// Errors: `Unknown`; `StaleEpoch`; `StageState` once committed; `OutOfRange`; `Busy` while one
+    /// of the slots is being hashed; `Caller` where it is not offered.
+    fn reopen(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<()> {
+        let _ = (stage, group, tokens);
+        Err(AdapterError::Caller(
+            "this engine does not take digests back: start a new attempt",
+        ))
+    }
+
     /// Attaches the pages to the request in the making, in ascending order of position, and closes
     /// the stage for writing. Slots past `kv_len` in the last block read as zero afterwards.
     ///

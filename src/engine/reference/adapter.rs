@@ -119,6 +119,10 @@ impl EngineAdapter for Engine {
         self.shared().stage_write(stage, group, tokens)
     }
 
+    fn reopen(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<()> {
+        self.shared().reopen(stage, group, &tokens)
+    }
+
     fn commit_import(&self, stage: StageId, manifest: &Manifest) -> Result<()> {
         self.shared().commit_import(stage, manifest)
     }

@@ -177,6 +177,32 @@ impl Shared {
         Ok(self.parts.pool.write(&stage.table[blocks])?)
     }
 
+    pub(crate) fn reopen(&self, id: StageId, group: u16, tokens: &Range<u64>) -> Result<()> {
+        if group != GROUP {
+            let unknown = crate::engine::adapter::What::Group(group);
+            return Err(AdapterError::Unknown(unknown));
+        }
+        let inner = &mut *self.inner.lock();
+        let stage = inner.stage_mut(id)?;
+        if stage.state != StageState::Open {
+            return Err(needs(stage.state, StageState::Open));
+        }
+        if tokens.end > stage.max_tokens || tokens.start > tokens.end {
+            return Err(AdapterError::OutOfRange {
+                asked: tokens.end.max(tokens.start),
+                limit: stage.max_tokens,
+            });
+        }
+        let overlaps = |r: &Range<u64>| r.start < tokens.end && tokens.start < r.end;
+        if stage.hashing.iter().any(overlaps) {
+            return Err(AdapterError::Busy);
+        }
+        stage.frozen.remove(tokens);
+        // Leaf states over slots that may change are worth nothing.
+        stage.tail = None;
+        Ok(())
+    }
+
     pub(crate) fn commit_import(&self, id: StageId, manifest: &Manifest) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let per_block = u64::from(self.config.block_tokens);

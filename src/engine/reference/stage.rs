@@ -78,6 +78,19 @@ impl Ranges {
         self.0.splice(from..to, [new]);
     }
 
+    /// Takes a range out.
+    pub(crate) fn remove(&mut self, gone: &Range<u64>) {
+        if gone.is_empty() {
+            return;
+        }
+        let cut = |r: &Range<u64>| {
+            let before = r.start..r.end.min(gone.start);
+            let after = r.start.max(gone.end)..r.end;
+            [before, after].into_iter().filter(|r| !r.is_empty())
+        };
+        self.0 = self.0.iter().flat_map(cut).collect();
+    }
+
     /// The parts of `range` that are not in the set, ascending.
     pub(crate) fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut at = self.0.partition_point(|r| r.end <= range.start);
@@ -128,8 +141,13 @@ mod tests {
             for _ in 0..draw(8) {
                 let from = draw(40);
                 let to = from + draw(41 - from);
-                ranges.insert(from..to);
-                set[from as usize..to as usize].fill(true);
+                let add = draw(4) > 0;
+                if add {
+                    ranges.insert(from..to);
+                } else {
+                    ranges.remove(&(from..to));
+                }
+                set[from as usize..to as usize].fill(add);
             }
             assert!(ranges.0.windows(2).all(|w| w[0].end < w[1].start));
             for _ in 0..40 {

@@ -87,6 +87,13 @@ impl Destination {
         }
     }
 
+    /// Other bounds for the attempts to come; an attempt under way keeps its own.
+    pub fn set_limits(&mut self, limits: Limits) {
+        if self.attempt.is_none() {
+            self.limits = limits;
+        }
+    }
+
     /// Whether the request runs here by this machine's commit.
     pub fn is_launched(&self) -> bool {
         self.attempt

@@ -12,8 +12,8 @@ use crate::node::options::Options;
 
 const LEASE: &str = "lease/coordinator";
 /// A leader that says nothing for this long is followed by another.
-const TTL: Duration = Duration::from_secs(2);
-const RENEW: Duration = Duration::from_millis(400);
+const TTL: Duration = Duration::from_millis(900);
+const RENEW: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Takes and keeps the lease until `stop`; at the start of each term sees to what a leader before

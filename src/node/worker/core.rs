@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::destination::DestinationHands;
+use super::late::Past;
 use super::null::Claim;
 use super::rebuild::RebuildHands;
 use super::slot::{Role, Slot, State};
@@ -31,6 +32,7 @@ use crate::node::measure::{Measures, at};
 use crate::node::options::Options;
 use crate::node::serving::Serving;
 use crate::node::spec::SourceSpec;
+use crate::route::Cause;
 
 /// How long handing a message to a peer's socket may take.
 const SEND: Duration = Duration::from_secs(2);
@@ -66,6 +68,7 @@ pub struct Core {
     pub jobs: Jobs,
     /// Takes part in null handoffs.
     pub(super) null_handoffs: bool,
+    past: Past,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<TimerKey>>,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
@@ -101,6 +104,7 @@ impl Core {
             faults,
             jobs,
             null_handoffs: false,
+            past: Past::default(),
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
             slots: Mutex::default(),
@@ -194,7 +198,28 @@ impl Core {
     /// The stream ended here by itself, or its engine dropped it.
     pub fn ended(self: &Arc<Self>, request: RequestId) {
         if let Some(slot) = self.slot(request) {
-            self.to_source(&slot, Event::Local(source::Done::Ended));
+            let mut state = slot.lock();
+            state.ended = true;
+            self.source_locked(&slot, &mut state, Event::Local(source::Done::Ended));
+        }
+    }
+
+    /// A peer's process is gone: what waits for it is given up. A destination that has the push in
+    /// its hands needs nobody any more and goes on.
+    pub fn peer_lost(self: &Arc<Self>, peer: &Peer) {
+        let Peer::Worker(peer) = peer else { return };
+        let cause = Cause::PeerLost;
+        let all: Vec<Arc<Slot>> = self.slots.lock().values().cloned().collect();
+        for slot in all {
+            let mut state = slot.lock();
+            let state = &mut *state;
+            if state.outgoing.destination.as_ref() == Some(peer) {
+                self.source_locked(&slot, state, Event::Local(source::Done::Cancel { cause }));
+            }
+            if state.incoming.source.as_ref() == Some(peer) && !state.incoming.fenced {
+                let cancel = destination::Done::Cancel { cause };
+                self.destination_locked(&slot, state, Event::Local(cancel));
+            }
         }
     }
 
@@ -205,15 +230,16 @@ impl Core {
             let Some(state) = slot.try_lock() else {
                 continue;
             };
-            let idle = state.source.as_ref().is_none_or(source::Source::is_gone)
-                && state
-                    .destination
-                    .as_ref()
-                    .is_none_or(destination::Destination::is_idle)
+            let source = state.source.as_ref();
+            let over = source.is_none_or(|s| s.is_gone() || (state.ended && !s.is_migrating()));
+            let launched = |d: &destination::Destination| d.is_idle() || d.is_launched();
+            let idle = over
+                && !self.emitter.holds(slot.request)
+                && state.destination.as_ref().is_none_or(launched)
                 && state
                     .rebuilder
                     .as_ref()
-                    .is_none_or(recovery::Rebuilder::is_idle)
+                    .is_none_or(|r| r.is_idle() || r.is_running())
                 && state.outgoing.pins.is_empty()
                 && state.incoming.stages.is_empty();
             if idle {
@@ -376,6 +402,13 @@ impl Core {
 
     /// A protocol message arrived.
     pub fn receive(self: &Arc<Self>, from: &Peer, msg: Msg, bytes: &[u8]) {
+        for (from, msg, bytes) in self.past.hear(&self.faults, from, &msg, bytes) {
+            self.take(&from, msg, &bytes);
+        }
+        self.take(from, msg, bytes);
+    }
+
+    fn take(self: &Arc<Self>, from: &Peer, msg: Msg, bytes: &[u8]) {
         let request = msg.request;
         let slot = match (&msg.body, self.slot(request)) {
             (_, Some(slot)) => slot,
@@ -386,7 +419,8 @@ impl Core {
         let mut state = slot.lock();
         let state = &mut *state;
         match &msg.body {
-            Body::Prepare { .. } => {
+            Body::Prepare { intent } => {
+                state.outgoing.destination = Some(intent.dst.clone());
                 // The operator's choices ride along; the machine has no use for them.
                 state.outgoing.options = Options::decode(bytes).unwrap_or_default();
                 state.outgoing.options.null_handoff &= self.null_handoffs;
@@ -412,12 +446,20 @@ impl Core {
                 }
             }
             Body::Accepted { through, .. } => self.emitter.acked(request, *through),
-            Body::Reserve { .. } if state.destination.is_none() => {
+            Body::Reserve { intent } => {
+                state.incoming.source = Some(intent.src.clone());
                 let options = SourceSpec::decode(bytes)
                     .map(|s| s.options)
                     .unwrap_or_default();
-                let (me, limits) = (self.me.clone(), options.limits(&self.limits));
-                state.destination = Some(destination::Destination::new(request, me, limits));
+                let limits = options.limits(&self.limits);
+                match &mut state.destination {
+                    Some(machine) => machine.set_limits(limits),
+                    none => {
+                        let machine =
+                            destination::Destination::new(request, self.me.clone(), limits);
+                        *none = Some(machine);
+                    }
+                }
             }
             Body::Rebuild { .. } if state.rebuilder.is_none() => {
                 let (me, limits) = (self.me.clone(), self.limits.clone());

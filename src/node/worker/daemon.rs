@@ -169,6 +169,9 @@ impl Handler for Inbox {
 
     fn left(&self, peer: &Peer) {
         tracing::debug!(peer = name(peer), "link down");
+        if let Some(core) = self.core.get() {
+            core.peer_lost(peer);
+        }
     }
 }
 
@@ -309,6 +312,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         .await
         .map_err(|e| fail("registry")(&e))?
         .map_err(|e| fail("registry")(&e))?;
+    late_put_when_due(&core);
     let ended = Arc::new(AtomicBool::new(false));
     let tending = tend(&core, &mesh, Arc::clone(&ended)).map_err(|e| fail("threads")(&e))?;
     Ok(Running {
@@ -325,6 +329,32 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         card,
         data,
     })
+}
+
+/// The second half of `late-write`: once the first has fired, a put under a dead grant.
+fn late_put_when_due(core: &Arc<Core>) {
+    if core.faults.planned(faults::Fault::LateWrite).is_none() {
+        return;
+    }
+    let core = Arc::clone(core);
+    let jobs = Arc::clone(&core);
+    jobs.jobs.run(move || {
+        let end = Instant::now() + Duration::from_secs(300);
+        while !core.faults.has_fired() {
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(TEND);
+        }
+        for path in core.bulk.paths() {
+            match super::late::late_put(path) {
+                Ok(why) => tracing::info!(path = path.path().name(), why, "a late put was refused"),
+                Err(what) => core
+                    .faults
+                    .escaped(&format!("{}: {what}", path.path().name())),
+            }
+        }
+    });
 }
 
 /// Keeps the gateway's link up, sends again what was not journaled after it broke, and forgets what

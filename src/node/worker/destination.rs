@@ -183,6 +183,7 @@ impl Hands<Destination> for DestinationHands<'_> {
                 tracing::warn!(%request, epoch = epoch.0, page, "a page differs from its claim");
                 self.core.measures.add(request, epoch, "mismatches", 1);
             }
+            Report::Stale(_) => self.core.measures.add(request, epoch, "stale", 1),
             _ => {}
         }
         tracing::debug!(%request, epoch = epoch.0, ?report, "destination");
@@ -196,27 +197,32 @@ impl Hands<Destination> for DestinationHands<'_> {
         self.slot.request
     }
 
-    fn around_store(&mut self, _: Op, before: bool, reply: Option<&mut StoreReply>) {
-        let core = self.core;
-        if before && self.at.fenced {
+    fn before_store(&mut self, write: bool) {
+        if self.at.fenced {
             self.count("fence-store-calls");
         }
-        match reply {
-            None if before => core.faults.maybe_die(Fault::KillDestination, Step::Arm),
-            Some(reply @ StoreReply::Applied(_)) => {
-                core.measures
-                    .at(self.slot.request, self.at.epoch, at::COMMITTED);
-                core.faults.maybe_die(Fault::KillDestination, Step::Commit);
-                // The store has applied it, and this side does not get to know.
-                if core
-                    .faults
-                    .due(Fault::DropCommitReply, Step::Commit)
-                    .is_some()
-                {
-                    *reply = StoreReply::InDoubt;
-                }
-            }
-            _ => {}
+        if write {
+            self.core
+                .faults
+                .maybe_die(Fault::KillDestination, Step::Arm);
+        }
+    }
+
+    fn after_store(&mut self, write: bool, reply: &mut StoreReply) {
+        let core = self.core;
+        if !write || !matches!(reply, StoreReply::Applied(_)) {
+            return;
+        }
+        core.measures
+            .at(self.slot.request, self.at.epoch, at::COMMITTED);
+        core.faults.maybe_die(Fault::KillDestination, Step::Commit);
+        // The store has applied it, and this side does not get to know.
+        if core
+            .faults
+            .due(Fault::DropCommitReply, Step::Commit)
+            .is_some()
+        {
+            *reply = StoreReply::InDoubt;
         }
     }
 }
@@ -264,11 +270,17 @@ impl DestinationHands<'_> {
             stages: std::mem::take(&mut self.at.stages),
             stage: Some(stage),
             set: SetRun::new(digester).ok(),
+            source: self.at.source.take(),
             ..Incoming::default()
         };
         self.at.stages.push((epoch, stage));
         core.measures
             .transport(request, epoch, spec.options.path.name());
+        if let Some(source) = self.at.source.clone()
+            && let Err(error) = core.open(&Peer::Worker(source))
+        {
+            tracing::debug!(%error, %request, "no link to the source yet");
+        }
         pull::warm(core, &spec);
         let mut align = 1;
         for group in &core.capabilities.header.groups {
@@ -296,7 +308,8 @@ impl DestinationHands<'_> {
         let (Some(stage), Some(spec)) = (self.at.stage, self.at.spec.clone()) else {
             return failed(Pulled::Lost);
         };
-        if log != Payload::NONE {
+        let again = log == Payload::NONE;
+        if !again {
             let Ok(parcel) = OfferParcel::decode(&self.payloads.get(log)) else {
                 return failed(Pulled::Lost);
             };
@@ -333,6 +346,7 @@ impl DestinationHands<'_> {
                 remote,
                 tokens,
                 deadline_ns,
+                again,
                 cancelled,
             };
             let outcome = pull::pull(&core, slot.request, op.epoch, &work);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use crate::engine::adapter::View;
-use crate::id::{MigrationEpoch, RequestId};
+use crate::id::RequestId;
 use crate::migrate::io::StoreReply;
 use crate::node::kv;
 
@@ -56,10 +56,22 @@ impl At {
 
 fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let owner = core.owner_epoch(request).ok_or("not owned here")?;
-    // Not above the attempts so far, for it would end one that is under way.
+    // Under the request's lock no fence can begin meanwhile, and one that has begun is seen.
+    let slot = core.slot(request).ok_or("not here")?;
+    let state = slot.lock();
+    let source = state
+        .source
+        .as_ref()
+        .filter(|s| !s.is_gone())
+        .ok_or("not owned here")?;
+    if source.is_fenced() {
+        return Err("it is being moved".into());
+    }
+    let owner = source.owner_epoch();
+    // Not so high that it ends an attempt under way, not so low that it is refused.
     let epoch = match core.store.read(request) {
-        StoreReply::Value(v) => v.record.migration_epoch.max(MigrationEpoch(1)),
+        StoreReply::Value(v) if v.record.intent.is_some() => v.record.migration_epoch,
+        StoreReply::Value(v) => v.record.migration_epoch.next(),
         _ => return Err("no record".into()),
     };
     let held = core
@@ -88,7 +100,15 @@ fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
             }
             Ok(())
         })();
-        core.adapter.unpin(pinned.pin).map_err(|e| text(&e))?;
+        // The pin of an attempt under way is that attempt's to give back.
+        if !state
+            .outgoing
+            .pins
+            .iter()
+            .any(|(_, pin)| *pin == pinned.pin)
+        {
+            core.adapter.unpin(pinned.pin).map_err(|e| text(&e))?;
+        }
         written
     })();
     core.adapter

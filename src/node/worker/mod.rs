@@ -5,6 +5,7 @@ mod corrupt;
 mod daemon;
 mod destination;
 pub mod dump;
+mod late;
 pub mod null;
 mod pull;
 mod rebuild;

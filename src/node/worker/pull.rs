@@ -28,6 +28,8 @@ pub struct Work {
     pub tokens: Range<u64>,
     /// Give up then.
     pub deadline_ns: u64,
+    /// A second try: the pages may have been hashed and found different.
+    pub again: bool,
     /// Set to end early.
     pub cancelled: Arc<AtomicBool>,
 }
@@ -97,6 +99,10 @@ fn pull_group(core: &Core, work: &Work, pool: usize) -> Result<PullReport, KvErr
             len: r.len,
         })
         .collect();
+    if work.again {
+        core.adapter
+            .reopen(work.stage, source.group, tokens.clone())?;
+    }
     let lease = core.adapter.stage_write(work.stage, source.group, tokens)?;
     let deadline = instant_at(work.deadline_ns);
     let path = work.spec.options.path;

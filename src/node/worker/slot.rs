@@ -11,7 +11,7 @@ use super::null::Claim;
 use crate::drive::Payloads;
 use crate::engine::adapter::{Boundary, PinId, Pinned, StageId};
 use crate::engine::reference::GenerateSpec;
-use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
+use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
 use crate::migrate::destination::Destination;
 use crate::migrate::io::Op;
 use crate::migrate::recovery::Rebuilder;
@@ -49,6 +49,8 @@ pub struct State {
     pub destination: Option<Destination>,
     /// Set once a recovery chose this worker.
     pub rebuilder: Option<Rebuilder>,
+    /// The stream ended here.
+    pub ended: bool,
     /// Bytes that machines refer to by number.
     pub payloads: Payloads,
     /// The source executor's side of the present attempt.
@@ -78,6 +80,8 @@ pub struct Outgoing {
     pub epoch: MigrationEpoch,
     /// What the operator chose for it.
     pub options: Options,
+    /// Where it is to go.
+    pub destination: Option<WorkerRef>,
     /// Every pin not given back, with the attempt it belongs to.
     pub pins: Vec<(MigrationEpoch, PinId)>,
     /// The present pin.
@@ -106,6 +110,8 @@ pub struct RemoteTable {
 pub struct Incoming {
     /// The attempt.
     pub epoch: MigrationEpoch,
+    /// Where it comes from.
+    pub source: Option<WorkerRef>,
     /// What the source told.
     pub spec: Option<Arc<SourceSpec>>,
     /// Every stage not given back, with the attempt it belongs to.

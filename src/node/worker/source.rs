@@ -152,6 +152,7 @@ impl Hands<Source> for SourceHands<'_> {
                     .add(request, epoch, "quarantined", quarantined);
                 self.payloads.drop_through(epoch);
             }
+            Report::Stale(_) => self.core.measures.add(request, epoch, "stale", 1),
             _ => {}
         }
         tracing::debug!(%request, epoch = epoch.0, ?report, "source");

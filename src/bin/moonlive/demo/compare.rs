@@ -137,6 +137,19 @@ fn control(path: &Path) -> anyhow::Result<Vec<u8>> {
         .map_err(|e| anyhow::anyhow!("the control state does not encode: {e}"))
 }
 
+/// Keeps the daemons' logs of one run.
+pub fn keep_logs(out: &Path, name: &str, dir: &Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        let is_log = path.extension().is_some_and(|e| e == "log");
+        if let (true, Some(file)) = (is_log, path.file_name().and_then(|f| f.to_str())) {
+            let to = out.join(format!("{name}-{file}"));
+            std::fs::copy(&path, &to).with_context(|| format!("cannot write {}", to.display()))?;
+        }
+    }
+    Ok(())
+}
+
 /// Keeps both runs' transcripts and dumps for `cmp`.
 pub fn keep(out: &Path, plan: &Plan, baseline: &Outcome, live: &Outcome) -> anyhow::Result<()> {
     for (name, run) in [("baseline", baseline), ("migrated", live)] {

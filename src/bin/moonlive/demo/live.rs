@@ -23,10 +23,12 @@ use crate::cluster::{CALL, Cluster};
 
 /// How long the streams of one run may take.
 const STREAMS: Duration = Duration::from_secs(600);
+/// How long a migration may take.
+const DEADLINE: Duration = Duration::from_secs(20);
 /// How long a migration whose coordinator is gone may take to be decided.
 const DECIDED: Duration = Duration::from_secs(30);
 /// How long a stopped coordinator stays so.
-const PAUSE: Duration = Duration::from_millis(1500);
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long everything may take to be given back.
 const SETTLE: Duration = Duration::from_secs(10);
 
@@ -39,6 +41,8 @@ struct Ctx {
     coordinator: Endpoint,
     transport: &'static str,
     verify: &'static str,
+    /// The fault needs an attempt that is over: the first one is given this long.
+    first: Option<Duration>,
     say: Say,
     started: Instant,
 }
@@ -55,6 +59,7 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
         coordinator: cluster.coordinator.field("rpc")?.parse()?,
         transport: setup.args.transport.name(),
         verify: setup.args.verify.name(),
+        first: setup.fault.and_then(|f| first_attempt(f.plan.fault)),
         say: setup.say.clone(),
         started,
     };
@@ -84,32 +89,41 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
         }
     }
     let mut outcome = Outcome::default();
-    let streams = async {
-        let mut transcripts = Vec::new();
+    let work = async {
+        let (mut transcripts, mut reports) = (Vec::new(), Vec::new());
         for client in clients {
             transcripts.push(client.await.context("a client")??);
         }
-        anyhow::Ok(transcripts)
+        let took = started.elapsed();
+        for moving in moves {
+            reports.push(moving.await.context("a migration")??);
+        }
+        anyhow::Ok((transcripts, reports, took))
     };
-    tokio::pin!(streams);
+    tokio::pin!(work);
     let deadline = started + STREAMS;
     let mut attended = Attended::default();
-    outcome.transcripts = loop {
+    (outcome.transcripts, outcome.reports, outcome.took) = loop {
         tokio::select! {
-            done = &mut streams => break done?,
+            done = &mut work => break done?,
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
         }
         attended.look(cluster, setup)?;
         if Instant::now() >= deadline {
-            bail!("the streams did not end in {STREAMS:?}");
+            bail!("the streams and migrations did not end in {STREAMS:?}");
         }
     };
-    outcome.took = started.elapsed();
-    for moving in moves {
-        outcome.reports.push(moving.await.context("a migration")??);
-    }
     attended.finish(cluster)?;
     Ok(outcome)
+}
+
+/// How long the attempt that a fault needs in its past is given.
+fn first_attempt(fault: Fault) -> Option<Duration> {
+    match fault {
+        Fault::StaleEpoch => Some(Duration::from_millis(1)),
+        Fault::LateWrite => Some(Duration::from_millis(150)),
+        _ => None,
+    }
 }
 
 async fn wait_for_workers(gateway: &Gateway) -> anyhow::Result<()> {
@@ -159,17 +173,27 @@ async fn migrate(
             ..Default::default()
         });
     }
+    if let Some(limit) = ctx.first {
+        ctx.say.note("a first attempt that is given up early");
+        let report = attempt(&ctx, &ask, limit).await?;
+        ctx.say.note(&format!("it ended: {}", report.cause));
+    }
+    attempt(&ctx, &ask, DEADLINE).await
+}
+
+/// One attempt to move the request to the worker that does not own it.
+async fn attempt(ctx: &Ctx, ask: &Ask, limit: Duration) -> anyhow::Result<v1::MigrationReport> {
     let from = owner(&ctx.gateway, ask.request)
         .await
         .context("nobody owns the request")?;
     let to = if from == "w0" { "w1" } else { "w0" };
-    ctx.say.migrating(&ask, &from, to);
+    ctx.say.migrating(ask, &from, to);
     let asked = v1::MigrateRequest {
         request: ask.request.to_string(),
         to: to.into(),
         transport: ctx.transport.into(),
         verify: ctx.verify.into(),
-        deadline_ms: 20_000,
+        deadline_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
         max_bytes_per_s: 0,
         null_handoff: false,
     };
@@ -178,7 +202,7 @@ async fn migrate(
         Ok(report) => Ok(report),
         Err(status) => {
             ctx.say.coordinator_lost(&status);
-            decided(&ctx, &ask, &from).await
+            decided(ctx, ask, &from).await
         }
     }
 }

@@ -13,12 +13,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::cli::{DemoArgs, TransportKind};
+use crate::cli::{DemoArgs, InjectKind, TransportKind};
 use crate::cluster::TempDir;
 use crate::exit::{Code, coded};
 
 /// Runs the demonstration; an error with exit code 1 where it ends FAIL.
-pub fn run(args: DemoArgs, json: bool) -> anyhow::Result<()> {
+pub fn run(mut args: DemoArgs, json: bool) -> anyhow::Result<()> {
+    if args.output == 0 {
+        // A fault takes time to be noticed and made good; the stream is to go on meanwhile.
+        args.output = if args.inject.is_some() { 800 } else { 200 };
+    }
+    let args = args;
     check(&args)?;
     let temp = TempDir::new()?;
     let say = say::Say::new(json, args.engine.model.is_some());
@@ -48,6 +53,8 @@ pub fn run(args: DemoArgs, json: bool) -> anyhow::Result<()> {
     let verdict = compare::compare(&plan, &baseline, &live);
     if let Some(out) = &out {
         compare::keep(out, &plan, &baseline, &live)?;
+        compare::keep_logs(out, "baseline", &temp.path().join("a"))?;
+        compare::keep_logs(out, "migrated", &temp.path().join("b"))?;
     }
     let summary = summary::Summary::new(&args, &plan, &baseline, &live, &verdict, fault.as_ref());
     say.closing(&summary, &verdict, out.as_deref());
@@ -79,6 +86,9 @@ fn check(args: &DemoArgs) -> anyhow::Result<()> {
     }
     if args.context == 0 {
         return wrong("--context must be at least 1".into());
+    }
+    if args.transport != TransportKind::Tcp && args.inject == Some(InjectKind::CorruptWire) {
+        return wrong(format!("there is no wire over {}", args.transport.name()));
     }
     if args.transport == TransportKind::Local
         && matches!(args.inject.map(fault::of), Some(f) if fault::kills_a_worker(f))

@@ -41,6 +41,9 @@ pub struct Fired {
     pub by: String,
     /// When.
     pub at_step: String,
+    /// An effect that it must not have had.
+    #[serde(default)]
+    pub escaped: Option<String>,
 }
 
 /// One request's files of KV and control state, by output token.
@@ -122,6 +125,9 @@ pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
         .leaks
         .extend(runtime.block_on(live::leaks(&mut cluster, casualties)));
     outcome.fired = fired(&setup.dir);
+    outcome
+        .leaks
+        .extend(outcome.fired.iter().filter_map(|f| f.escaped.clone()));
     for name in cluster.stop() {
         if casualties != Some(name.as_str()) {
             outcome.leaks.push(format!("{name} did not end by itself"));
