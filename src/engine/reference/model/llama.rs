@@ -4,7 +4,7 @@ use super::super::config::KvDtype;
 use super::super::num::{
     Matrix, Threads, add_assign, encode_row, rms_norm, round_row, silu_mul, with_simd,
 };
-use super::attention::Attend;
+use super::attention::{Attend, MAX_RUN};
 use super::rope::RopeTable;
 use super::{Model, SeqInput, Shape, StepOutput, fill_kv};
 
@@ -197,30 +197,54 @@ impl Llama {
         let head_dim = self.shape.head_dim;
         let kv_dim = self.shape.kv_dim();
         let group = self.heads / kv_heads * head_dim;
+        let width = self.heads * head_dim;
         let scale = 1.0 / (head_dim as f32).sqrt();
+        let n = places.rows.len();
         let positions = places.rows.iter().map(|p| p.position + 1).sum::<usize>();
-        let cost = 2 * group * positions.div_ceil(places.rows.len().max(1));
-        self.threads.split(mixed, group, cost, |first, part| {
-            for (i, out) in part.chunks_exact_mut(group).enumerate() {
-                let (t, kv_head) = ((first + i) / kv_heads, (first + i) % kv_heads);
-                let place = &places.rows[t];
-                let seq = &seqs[place.seq];
-                let from = t - (place.position - seq.start);
-                with_simd(Attend {
-                    q: &q[(first + i) * group..(first + i + 1) * group],
-                    past: seq.past,
-                    new_k: &k[from * kv_dim..(t + 1) * kv_dim],
-                    new_v: &v[from * kv_dim..(t + 1) * kv_dim],
-                    kv_dim,
-                    layer,
-                    kv_head,
-                    head_dim,
-                    scale,
-                    dtype: self.dtype,
-                    out,
-                });
+        let cost = 2 * group * positions.div_ceil(n.max(1));
+        // By kv head, then by token: consecutive tokens share the reading of their past.
+        let mut by_head = vec![0.0; mixed.len()];
+        self.threads
+            .split(&mut by_head, group, cost, |first, part| {
+                let mut done = 0;
+                while done * group < part.len() {
+                    let (kv_head, t) = ((first + done) / n, (first + done) % n);
+                    let place = &places.rows[t];
+                    let left = part.len() / group - done;
+                    let run = places.rows[t..]
+                        .iter()
+                        .take(left.min(MAX_RUN))
+                        .take_while(|p| p.seq == place.seq)
+                        .count();
+                    let mut heads = [&[][..]; MAX_RUN];
+                    for (i, q_of) in heads.iter_mut().enumerate().take(run) {
+                        *q_of = &q[(t + i) * width + kv_head * group..][..group];
+                    }
+                    let seq = &seqs[place.seq];
+                    let from = t - (place.position - seq.start);
+                    with_simd(Attend {
+                        first: place.position,
+                        q: &heads[..run],
+                        past: seq.past,
+                        new_k: &k[from * kv_dim..(t + run) * kv_dim],
+                        new_v: &v[from * kv_dim..(t + run) * kv_dim],
+                        kv_dim,
+                        layer,
+                        kv_head,
+                        head_dim,
+                        scale,
+                        dtype: self.dtype,
+                        out: &mut part[done * group..(done + run) * group],
+                    });
+                    done += run;
+                }
+            });
+        for (t, row) in mixed.chunks_exact_mut(width).enumerate() {
+            for (kv_head, o) in row.chunks_exact_mut(group).enumerate() {
+                let at = (kv_head * n + t) * group;
+                o.copy_from_slice(&by_head[at..at + group]);
             }
-        });
+        }
     }
 }
 
