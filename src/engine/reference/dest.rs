@@ -55,6 +55,8 @@ impl Shared {
             prompt_hash: TokenHasher::new(),
             max_tokens: spec.max_tokens,
             table,
+            written: 0,
+            cleared: 0,
             frozen: Ranges::default(),
             hashing: Vec::new(),
             pages: PageLog::new(&self.parts.digester)?,
@@ -154,7 +156,7 @@ impl Shared {
             )));
         }
         let inner = &mut *self.inner.lock();
-        let stage = inner.stage(id)?;
+        let stage = inner.stage_mut(id)?;
         if stage.state != StageState::Open {
             return Err(needs(stage.state, StageState::Open));
         }
@@ -174,7 +176,35 @@ impl Shared {
         let per_block = u64::from(self.config.block_tokens);
         let blocks = (tokens.start / per_block) as usize..tokens.end.div_ceil(per_block) as usize;
         // Given under the lock: a later hash or commit finds it out.
-        Ok(self.parts.pool.write(&stage.table[blocks])?)
+        let mut lease = self.parts.pool.write(&stage.table[blocks])?;
+        // What commit must find zero is zeroed now, while the source still decodes: the rest of the
+        // last block, and the next one, which the fence's few slots may reach.
+        let used = tokens.end.div_ceil(per_block);
+        if tokens.is_empty() || tokens.end < stage.written {
+            return Ok(lease); // a second try: what comes after it is not free to be zeroed
+        }
+        stage.written = tokens.end;
+        // Half a block of margin: more than a fence brings.
+        if stage.cleared >= tokens.end + per_block / 2 {
+            return Ok(lease);
+        }
+        let from = stage.cleared.max(tokens.end);
+        let last = stage.table[used as usize - 1];
+        let mut next = stage
+            .table
+            .get(used as usize)
+            .and_then(|b| self.parts.pool.write(&[*b]).ok().map(|lease| (*b, lease)));
+        let clear_to = (used + u64::from(next.is_some())) * per_block;
+        if from < used * per_block {
+            self.zero_slots(&mut lease, last, from - (used - 1) * per_block)?;
+        }
+        if let Some((block, lease)) = &mut next
+            && from < clear_to
+        {
+            self.zero_slots(lease, *block, from.saturating_sub(used * per_block))?;
+        }
+        stage.cleared = stage.cleared.max(clear_to);
+        Ok(lease)
     }
 
     pub(crate) fn reopen(&self, id: StageId, group: u16, tokens: &Range<u64>) -> Result<()> {
@@ -242,27 +272,39 @@ impl Shared {
         open.sort_unstable();
         open.dedup();
         let mut lease = self.parts.pool.write(&open)?;
-        let last = stage.table[used as usize - 1];
-        self.zero_slots(&mut lease, last, manifest.kv_len - (used - 1) * per_block)?;
+        if stage.written > manifest.kv_len || stage.cleared < used * per_block {
+            let last = stage.table[used as usize - 1];
+            self.zero_slots(&mut lease, last, manifest.kv_len - (used - 1) * per_block)?;
+        }
         stage.manifest = Some(manifest.clone());
         stage.state = StageState::Committed;
         Ok(())
     }
 
-    /// Zeroes the slots of `block` from `from` on.
+    /// Zeroes the slots of `block` from `from` on, in as few runs as the layout allows.
     fn zero_slots(&self, lease: &mut WriteLease, block: u32, from: u64) -> Result<()> {
         let layout = &self.parts.layout;
-        let row = layout.geometry().k_bytes as usize;
+        let row = u64::from(layout.geometry().k_bytes);
         let heads = u64::from(layout.geometry().kv_heads);
-        for slot in from..u64::from(self.config.block_tokens) {
-            for p in 0..self.parts.info.layers as usize * 2 {
-                let plane = layout.plane(p / 2, p % 2);
-                let at =
-                    plane.base + u64::from(block) * plane.block_stride + slot * plane.slot_stride;
-                for head in 0..heads {
-                    lease
-                        .try_bytes_mut(at + head * plane.head_stride, row)?
-                        .fill(0);
+        let slots = u64::from(self.config.block_tokens).saturating_sub(from);
+        for p in 0..self.parts.info.layers as usize * 2 {
+            let plane = layout.plane(p / 2, p % 2);
+            let at = plane.base + u64::from(block) * plane.block_stride + from * plane.slot_stride;
+            // (number, stride) of what repeats outside a run, and the run.
+            let mut dims = [(slots, plane.slot_stride), (heads, plane.head_stride)];
+            let mut run = row;
+            for _ in 0..2 {
+                for (n, stride) in &mut dims {
+                    if *n > 1 && *stride == run {
+                        run *= *n;
+                        *n = 1;
+                    }
+                }
+            }
+            for i in 0..dims[0].0 {
+                for j in 0..dims[1].0 {
+                    let start = at + i * dims[0].1 + j * dims[1].1;
+                    lease.try_bytes_mut(start, run as usize)?.fill(0);
                 }
             }
         }

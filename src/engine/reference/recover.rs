@@ -94,6 +94,8 @@ impl Shared {
             log,
             max_tokens,
             table,
+            written: 0,
+            cleared: 0,
             frozen,
             hashing: Vec::new(),
             pages,

@@ -24,6 +24,10 @@ pub(crate) struct Stage {
     /// Tokens there is room for.
     pub max_tokens: u64,
     pub table: Vec<BlockId>,
+    /// Tokens that some write lease was given for: slots from here on hold nothing of this request.
+    pub written: u64,
+    /// Slots from `written` up to here are zero already.
+    pub cleared: u64,
     /// Slots that were hashed and may not be written again.
     pub frozen: Ranges,
     /// Slots that a call hashes right now.
