@@ -143,10 +143,6 @@ const IMPURE: &[&str] = &[
 
 /// Where `unsafe` may stand, and why.
 const UNSAFE: &[(&str, &str)] = &[
-    (
-        "src/digest/simd.rs",
-        "vector kernels behind a run-time check",
-    ),
     ("src/mem/", "maps memory and hands out leases on it"),
     ("src/gpu/", "calls the CUDA driver"),
     ("src/verbs/", "calls libibverbs"),

@@ -28,6 +28,10 @@ impl Ops {
     }
 
     /// The next idempotency key.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an endless supply, not a sequence to walk"
+    )]
     pub fn next(&mut self) -> Op {
         self.n += 1;
         Op {

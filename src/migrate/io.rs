@@ -116,6 +116,10 @@ pub enum Event<D> {
 }
 
 /// What a machine wants done.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "messages are moved a few times a migration; a box would be an allocation in the fence"
+)]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action<A> {
     /// Read the request's route record, linearizably. Answer: `Store` with `Value`, `Absent` or

@@ -210,6 +210,7 @@ pub fn tail(e: &Engine, view: View, upto: u64) -> PageDigests {
 }
 
 /// From hold to armed, after `done` tokens were streamed.
+#[allow(clippy::too_many_arguments, reason = "a table row of a test")]
 pub fn fence(
     src: &Engine,
     dst: &Engine,

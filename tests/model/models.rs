@@ -255,7 +255,14 @@ impl Model {
             };
         }
         s.left = self.budget;
-        if let Ok(v) = std::env::var("B") { let v: Vec<u8> = v.split(',').map(|x| x.parse().unwrap()).collect(); s.left.crashes=v[0]; s.left.pauses=v[1]; s.left.losses=v[2]; s.left.deadlines=v[3]; s.left.corruptions=v[4]; }
+        if let Ok(v) = std::env::var("B") {
+            let v: Vec<u8> = v.split(',').map(|x| x.parse().unwrap()).collect();
+            s.left.crashes = v[0];
+            s.left.pauses = v[1];
+            s.left.losses = v[2];
+            s.left.deadlines = v[3];
+            s.left.corruptions = v[4];
+        }
         s
     }
 

@@ -1,6 +1,10 @@
 //! `moonlive`: the daemons, their administration, the demonstration and the benches.
 
 mod admin;
+#[allow(
+    dead_code,
+    reason = "charts and ceilings of the benches that are not built yet: p99, stream"
+)]
 mod bench;
 mod children;
 mod cli;
@@ -9,6 +13,10 @@ mod cluster;
 mod daemons;
 mod demo;
 mod exit;
+#[allow(
+    dead_code,
+    reason = "held by its tests; the demo does not write it yet"
+)]
 mod report;
 mod up;
 

@@ -266,8 +266,8 @@ impl Shared {
                 if self.config.prefix_cache && e.keys.is_some() && e.published < full {
                     let from = e.published;
                     let keys = e.keys_through(e.stable, block_tokens).to_vec();
-                    for i in from..full {
-                        inner.blocks.publish(keys[i], e.table[i]);
+                    for (key, block) in keys[from..full].iter().zip(&e.table[from..full]) {
+                        inner.blocks.publish(*key, *block);
                     }
                     e.published = full;
                 }

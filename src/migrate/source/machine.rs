@@ -125,31 +125,36 @@ impl Source {
             Body::Ready {
                 replicas,
                 align_tokens,
-            } if a.is_destination(&from) => {
-                if a.stage == Stage::Pinned && replicas > 0 && align_tokens > 0 {
-                    a.replicas = replicas;
-                    a.align = u64::from(align_tokens);
-                    a.stage = Stage::Streaming;
-                    a.reseal = true;
-                    a.resends = 0;
-                    a.deadline(now, self.limits.stream_ns, out);
-                    out.push(Action::Report(Report::Entered(Step::Stream)));
-                    a.pump(now, &self.limits, out);
-                }
+            } if a.is_destination(&from)
+                && a.stage == Stage::Pinned
+                && replicas > 0
+                && align_tokens > 0 =>
+            {
+                a.replicas = replicas;
+                a.align = u64::from(align_tokens);
+                a.stage = Stage::Streaming;
+                a.reseal = true;
+                a.resends = 0;
+                a.deadline(now, self.limits.stream_ns, out);
+                out.push(Action::Report(Report::Entered(Step::Stream)));
+                a.pump(now, &self.limits, out);
             }
-            Body::Verified { through } if a.is_destination(&from) => {
-                if a.stage == Stage::Streaming && through > a.verified && through <= a.sealed {
-                    a.verified = through;
-                    a.offered = a.offered.max(through);
-                    a.window.retain(|to| *to > through);
-                    a.resends = 0;
-                    a.reseal = true;
-                    // With nothing left the next seal tells, of what was decoded meanwhile.
-                    if a.left() > 0 {
-                        a.tell_progress(false, self.request, out);
-                    }
-                    a.pump(now, &self.limits, out);
+            Body::Verified { through }
+                if a.is_destination(&from)
+                    && a.stage == Stage::Streaming
+                    && through > a.verified
+                    && through <= a.sealed =>
+            {
+                a.verified = through;
+                a.offered = a.offered.max(through);
+                a.window.retain(|to| *to > through);
+                a.resends = 0;
+                a.reseal = true;
+                // With nothing left the next seal tells, of what was decoded meanwhile.
+                if a.left() > 0 {
+                    a.tell_progress(false, self.request, out);
                 }
+                a.pump(now, &self.limits, out);
             }
             Body::Go if from == a.coordinator && a.stage == Stage::Streaming => {
                 if a.sealed > 0 && a.sealed - a.verified <= u64::from(self.limits.go_tokens) {
@@ -295,10 +300,8 @@ impl Source {
             }
             TimerKind::Resend => match a.stage {
                 Stage::Streaming if a.window.is_empty() => {}
-                _ if a.resends >= self.limits.resends => {
-                    if a.stage == Stage::Streaming {
-                        a.give_up(Cause::PeerLost, self.request, out);
-                    }
+                _ if a.resends >= self.limits.resends && a.stage == Stage::Streaming => {
+                    a.give_up(Cause::PeerLost, self.request, out);
                 }
                 Stage::Streaming => {
                     // Offers or their answers were lost: begin again behind what is verified.

@@ -82,10 +82,10 @@ impl Builder<'_, '_> {
                 "architecture `{arch}` (only `llama` is)"
             )));
         }
-        if let Some(kind) = self.gguf.meta.get("llama.rope.scaling.type") {
-            if *kind != Value::Str(b"none") {
-                return Err(GgufError::Unsupported("scaled rotary positions".into()));
-            }
+        if let Some(kind) = self.gguf.meta.get("llama.rope.scaling.type")
+            && *kind != Value::Str(b"none")
+        {
+            return Err(GgufError::Unsupported("scaled rotary positions".into()));
         }
         if self.gguf.uint("llama.expert_count", 0, 0, u64::MAX)? > 0 {
             return Err(GgufError::Unsupported("mixture of experts".into()));
@@ -121,7 +121,8 @@ impl Builder<'_, '_> {
             .gguf
             .float("llama.attention.layer_norm_rms_epsilon", None)?;
         let theta = self.gguf.float("llama.rope.freq_base", Some(10_000.0))?;
-        if !(eps > 0.0 && eps < 1.0) || !(theta > 1.0 && theta < 1e12) {
+        let usable = eps > 0.0 && eps < 1.0 && theta > 1.0 && theta < 1e12;
+        if !usable {
             return Err(GgufError::Unsupported(format!(
                 "epsilon {eps} or base {theta}"
             )));

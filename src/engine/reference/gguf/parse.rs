@@ -210,7 +210,9 @@ impl Entry<'_> {
         let start = data.checked_add(self.offset);
         let end = start.and_then(|s| s.checked_add(length));
         match (start, end) {
-            (Some(start), Some(end)) if self.offset % alignment == 0 && end <= file_len => {
+            (Some(start), Some(end))
+                if self.offset.is_multiple_of(alignment) && end <= file_len =>
+            {
                 Ok(TensorInfo {
                     kind: self.kind,
                     dims: self.dims,

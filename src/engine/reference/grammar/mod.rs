@@ -25,6 +25,10 @@ const BACKEND: &str = "moonlivekv-bytes";
 /// Changes whenever a mask could change.
 const BACKEND_VERSION: &str = "1";
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one per request that has a grammar"
+)]
 enum Kind {
     Regex(dense::DFA<Vec<u32>>, StateID),
     Json,
