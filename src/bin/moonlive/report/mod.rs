@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-pub use data::{Migration, Report, Request};
+pub use data::{Lane, Migration, Page, Phase, Report, Request, Sealed, Token};
 use html::{bytes, escape, micros, script_json, thousands};
 
 /// Writes the page.
@@ -71,10 +71,10 @@ fn head(report: &Report, verdict: &str, out: &mut String) {
         (1, _) => "A request stayed where it was, and lost nothing".to_owned(),
         (n, m) => format!("{m} of {n} requests moved while they were decoding"),
     };
-    let _ = writeln!(
+    let _ = write!(
         out,
         "<h1><span class=\"verdict{class}\">{verdict}</span>{title}</h1>\
-         <p class=\"lead\">{}, KV over {}, verify {}.{}</p>",
+         <p class=\"lead\">{}, KV over {}, verify {}.{}</p>\n",
         escape(&report.model),
         escape(&report.transport),
         escape(&report.verify),

@@ -3,6 +3,7 @@
 use super::{Axis, Figure, Ink, Panel, Scale, Series, Shown, Stroke};
 use crate::bench::row::Row;
 use crate::bench::stats::percentile;
+use crate::bench::table;
 
 /// Samples of the fence at one context length, ascending, in nanoseconds.
 pub struct FenceSamples {

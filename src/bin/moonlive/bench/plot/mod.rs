@@ -8,7 +8,7 @@ mod charts;
 mod draw;
 mod scale;
 
-pub use charts::{FenceSamples, digest, fence, note, transfer};
+pub use charts::{FenceSamples, digest, fence, neighbours, note, transfer};
 pub use draw::draw;
 pub use scale::{Axis, Scale, Shown};
 
