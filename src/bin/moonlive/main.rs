@@ -3,6 +3,7 @@
 mod admin;
 #[allow(
     dead_code,
+    unused_imports,
     reason = "charts and ceilings of the benches that are not built yet: p99, stream"
 )]
 mod bench;
@@ -15,6 +16,8 @@ mod demo;
 mod exit;
 #[allow(
     dead_code,
+    unused_imports,
+    clippy::write_with_newline,
     reason = "held by its tests; the demo does not write it yet"
 )]
 mod report;

@@ -373,7 +373,7 @@ impl Acceptor {
     }
 
     /// Writes the end of the stream into the record: first reads it.
-    fn finish(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn finish(&mut self, out: &mut Vec<Action>) {
         if self.finishing == Finishing::No {
             let op = self.ops.next();
             self.finishing = Finishing::Waiting(op);

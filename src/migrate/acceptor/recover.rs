@@ -118,6 +118,15 @@ impl Acceptor {
         let begun = expect.is_some_and(|e| record.owner_epoch == e.next())
             && record.phase == RoutePhase::Recovering
             && same_worker(&record.owner, target);
+        if begun && self.ended {
+            // The last token came while the record was being written: there is nothing to go on
+            // with, and a rebuilt worker would decode past the end.
+            self.end_recovery(false, RoutePhase::Finished, out);
+            if self.journaled() == self.accepted() {
+                self.finish(out);
+            }
+            return;
+        }
         if begun {
             let (target, epoch) = (target.clone(), record.owner_epoch);
             let op = if mutant!("recovery-without-floor", true, false) {

@@ -154,7 +154,7 @@ pub fn number(x: f64) -> String {
 /// A size in bytes: `64KiB`, `1MiB`, `896KiB`.
 pub fn bytes(n: u64) -> String {
     for (unit, suffix) in [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
-        if n >= unit && n % unit == 0 {
+        if n >= unit && n.is_multiple_of(unit) {
             return format!("{}{suffix}", n / unit);
         }
     }
