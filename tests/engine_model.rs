@@ -58,7 +58,10 @@ fn a_real_answer_does_not_change_when_it_moves_mid_sentence() {
     json.grammar = Some(GrammarSpec::JsonObject);
     for spec in [greedy, sampled, json] {
         let want = stream(&alone(&config, &spec));
-        let hosts = [Host::stepper(config.clone()), Host::stepper(destination.clone())];
+        let hosts = [
+            Host::stepper(config.clone()),
+            Host::stepper(destination.clone()),
+        ];
         hosts[0].engine.submit(spec.clone()).unwrap();
         let (mut at, mut n) = (0, 1);
         let mut events = Vec::new();

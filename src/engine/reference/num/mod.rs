@@ -14,6 +14,6 @@ mod narrow;
 
 pub(crate) use blocks::BlockKind;
 pub(crate) use elementary::{exp64, ln64, sin_cos64};
-pub(crate) use kernels::{LANES, add_assign, dot, rms_norm, silu_mul, softmax_in_place};
+pub(crate) use kernels::{LANES, add_assign, rms_norm, silu_mul, softmax_in_place};
 pub(crate) use matrix::{Matrix, Threads, with_simd};
 pub(crate) use narrow::{decode_row, encode_row, round_row};
