@@ -2,7 +2,7 @@
 
 use super::super::EngineError;
 use super::super::config::KvDtype;
-use super::super::model::{Layer, Llama, LlamaSpec, RopePairs, Shape};
+use super::super::model::{Layer, Llama, LlamaSpec, MAX_GROUP, MAX_HEAD_DIM, RopePairs, Shape};
 use super::super::num::{BlockKind, Matrix, Threads};
 use super::super::tokenizer::Vocabulary;
 use super::super::tokenizer::bpe::{BpeEncoder, TokenRow};
@@ -100,7 +100,10 @@ impl Builder<'_, '_> {
         let context = self
             .need("llama.context_length", u64::MAX)?
             .min(MAX_CONTEXT);
-        if heads % kv_heads != 0 || width % heads != 0 || !(width / heads).is_multiple_of(2) {
+        let whole =
+            heads % kv_heads == 0 && width % heads == 0 && (width / heads).is_multiple_of(2);
+        let small = width / heads <= MAX_HEAD_DIM as u64 && heads / kv_heads <= MAX_GROUP as u64;
+        if !whole || !small {
             return Err(GgufError::Unsupported(format!(
                 "width {width} with {heads} heads and {kv_heads} kv heads"
             )));

@@ -11,6 +11,8 @@ use super::PastKv;
 
 /// Longest head, in elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
+/// Most query heads of one kv head.
+pub(crate) const MAX_GROUP: usize = 64;
 /// Most tokens that share the reading of a tile.
 pub(crate) const MAX_RUN: usize = 8;
 
@@ -110,7 +112,7 @@ impl pulp::NullaryFnOnce for Attend<'_> {
             }
         }
 
-        let mut sums = [0.0f32; MAX_RUN * 64];
+        let mut sums = [0.0f32; MAX_RUN * MAX_GROUP];
         for (i, row) in scores.chunks_exact_mut(stride).enumerate() {
             // A token sees itself and what is before it.
             let (seen, unseen) = row.split_at_mut(self.first + i / group + 1);

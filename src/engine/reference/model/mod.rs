@@ -7,6 +7,7 @@ mod rope;
 mod seeded;
 mod synthetic;
 
+pub(crate) use attention::{MAX_GROUP, MAX_HEAD_DIM};
 pub(crate) use llama::{Layer, Llama, LlamaSpec, RopePairs};
 pub(crate) use past::PastKv;
 pub(crate) use seeded::seeded_llama;
