@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
     /// A flush is begun this long after the one before, if there is anything to flush: the tokens
-    /// of so long a time may be lost with the power. Zero: only [`Journal::maintain`] flushes.
+    /// of so long a time may be lost with the power. Zero: only `Journal::maintain` flushes.
     pub window: Duration,
     /// Longest append, in bytes of log; at least 4 KiB. 1 MiB is some 80,000 tokens.
     pub max_append: usize,
