@@ -3,6 +3,7 @@
 
 mod control_state;
 mod gguf;
+mod kv_object_set;
 mod migration_message;
 mod object_set_header;
 mod remote_region;
@@ -32,6 +33,7 @@ pub type Seed = (String, Vec<u8>);
 pub const TARGETS: &[Target] = &[
     control_state::TARGET,
     gguf::TARGET,
+    kv_object_set::TARGET,
     migration_message::TARGET,
     object_set_header::TARGET,
     remote_region::TARGET,
