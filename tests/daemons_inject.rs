@@ -113,6 +113,16 @@ fn a_lost_reply_ends_as_told() {
 }
 
 #[test]
+fn a_greedy_request_moves_as_a_sampled_one_does() {
+    let s = demo(&["--greedy"]);
+    assert_eq!(
+        (&s["pass"], &s["migrated"], &s["cause"]),
+        (&Value::Bool(true), &Value::Bool(true), &Value::from("none")),
+        "{s}"
+    );
+}
+
+#[test]
 fn one_flipped_output_token_turns_pass_into_fail() {
     assert_eq!(demo(&[])["pass"], true);
     let s = demo(&["--flip-output-token", "200"]);

@@ -50,6 +50,7 @@ pub fn run(mut args: DemoArgs, json: bool) -> anyhow::Result<()> {
         say: &say,
     })
     .context("the run with the migration")?;
+    say.live_done(&live);
     let verdict = compare::compare(&plan, &baseline, &live);
     if let Some(out) = &out {
         compare::keep(out, &plan, &baseline, &live)?;

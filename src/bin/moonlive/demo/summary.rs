@@ -96,6 +96,8 @@ impl Summary {
             "context": args.context,
             "seed": args.seed,
             "tokens": live.transcripts.iter().map(|t| t.tokens.len()).sum::<usize>(),
+            "tokens_per_s": live.tokens_per_s(),
+            "tokens_per_s_without": baseline.tokens_per_s(),
             "inject": fault.map(|f| f.plan.fault.name()),
             "fired": fault.map(|_| fired.is_some()),
             "at_step": fault.map(|f| fired.map_or_else(|| f.step().to_owned(), |f| f.at_step.clone())),
