@@ -51,7 +51,7 @@ pub enum Command {
     Bench(Box<crate::bench::BenchArgs>),
     /// Run a worker daemon.
     #[command(
-        after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml"
+        after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml\n\nOn another machine than the gateway (which was started with --listen 10.0.0.1:7100 --listen-beyond-loopback):\n  moonlive worker --id w1 --listen 10.0.0.2:7200 --listen-beyond-loopback --gateway tcp://10.0.0.1:7100 --store tcp://10.0.0.1:7103 --dir /tmp/ml"
     )]
     Worker(Box<WorkerArgs>),
     /// Run a coordinator daemon.
@@ -155,6 +155,8 @@ pub struct UpArgs {
     /// Address of the HTTP API; port 0 lets the kernel choose.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
     pub http: std::net::SocketAddr,
+    #[command(flatten)]
+    pub listening: ListenArgs,
     /// How many workers, named w0, w1, ...
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub workers: u16,
@@ -197,6 +199,14 @@ pub struct WorkerArgs {
     /// The metadata store's listener.
     #[arg(long, value_name = "ENDPOINT")]
     pub store: String,
+    /// At SIGTERM: move every request to other workers, at most for this long; what is left then
+    /// goes on from the journal. SIGINT, or a second SIGTERM, ends at once.
+    #[arg(long, default_value = "20s", value_parser = duration, value_name = "TIME")]
+    pub drain_deadline: Duration,
+    #[command(flatten)]
+    pub listening: ListenArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
     #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
@@ -223,6 +233,10 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "ENDPOINT")]
     pub store: String,
     #[command(flatten)]
+    pub listening: ListenArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
+    #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
     pub child: ChildArgs,
@@ -233,13 +247,43 @@ pub struct GatewayArgs {
     /// Address of the HTTP API; port 0 lets the kernel choose.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
     pub http: std::net::SocketAddr,
-    /// Allow an address that other machines can reach.
-    #[arg(long)]
-    pub listen_beyond_loopback: bool,
+    #[command(flatten)]
+    pub listening: ListenArgs,
     #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
     pub child: ChildArgs,
+}
+
+/// Where a daemon listens, and what it tells of itself.
+#[derive(Debug, Clone, Args)]
+pub struct ListenArgs {
+    /// Listen on TCP here instead of unix sockets, so that daemons can live on two machines: links
+    /// and fence at PORT, control RPC at PORT+1, bulk KV at PORT+2, store at PORT+3; port 0 lets the
+    /// kernel choose each.
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// Allow addresses that other machines can reach. Links are neither encrypted nor authenticated:
+    /// only on a network that is trusted.
+    #[arg(long)]
+    pub listen_beyond_loopback: bool,
+    /// How much is logged to standard error: error, warn, info, debug, trace, or filters such as
+    /// `phase=debug`, which logs each phase of each migration with its time.
+    #[arg(
+        long,
+        env = "MOONLIVE_LOG",
+        default_value = "info",
+        value_name = "LEVEL"
+    )]
+    pub log: String,
+}
+
+/// Where a daemon's counters are read.
+#[derive(Debug, Clone, Args)]
+pub struct MetricsArgs {
+    /// Address of `/metrics` (Prometheus); port 0 lets the kernel choose.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
+    pub metrics: std::net::SocketAddr,
 }
 
 /// What a daemon needs to know when another process of ours started it.
@@ -248,6 +292,9 @@ pub struct ChildArgs {
     /// End when the process with this id, our parent, ends.
     #[arg(long, hide = true, value_name = "PID")]
     pub die_with: Option<u32>,
+    /// Take faults to inject over the control RPC (testing).
+    #[arg(long, hide = true)]
+    pub open_to_faults: bool,
     /// Inject one fault (testing): NAME@STEP:SEED.
     #[arg(long, hide = true, value_name = "FAULT")]
     pub inject: Option<String>,

@@ -25,6 +25,8 @@ pub struct Plan {
     pub one_process: bool,
     /// The model.
     pub engine: EngineArgs,
+    /// Flags that every daemon gets.
+    pub all: Vec<String>,
     /// Further flags by daemon name.
     pub extra: Vec<(String, String)>,
 }
@@ -41,6 +43,7 @@ pub struct Cluster {
     dir: PathBuf,
     children: Children,
     engine: EngineArgs,
+    all: Vec<String>,
 }
 
 /// Where the daemons find each other.
@@ -71,11 +74,9 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
 
 impl Plan {
     fn extra_for(&self, name: &str) -> Vec<String> {
-        self.extra
-            .iter()
-            .filter(|(daemon, _)| daemon == name)
-            .map(|(_, flag)| flag.clone())
-            .collect()
+        let own = self.extra.iter().filter(|(daemon, _)| daemon == name);
+        let own = own.map(|(_, flag)| flag.clone());
+        self.all.iter().cloned().chain(own).collect()
     }
 
     /// Starts everything and waits until all of it serves.
@@ -95,7 +96,12 @@ impl Plan {
         let mut starting = Vec::new();
         if self.one_process {
             let (all, name) = (&self.workers, self.workers.join("+"));
-            let extra: Vec<String> = all.iter().flat_map(|w| self.extra_for(w)).collect();
+            let own = |w: &String| {
+                let own = self.extra.iter().filter(|(daemon, _)| daemon == w);
+                own.map(|(_, flag)| flag.clone()).collect::<Vec<_>>()
+            };
+            let own = all.iter().flat_map(own);
+            let extra: Vec<String> = self.all.iter().cloned().chain(own).collect();
             starting.push(start_worker(
                 &children,
                 &name,
@@ -123,6 +129,7 @@ impl Plan {
             dir: self.dir,
             children,
             engine: self.engine,
+            all: self.all,
         };
         cluster.describe()?;
         Ok(cluster)
@@ -215,14 +222,15 @@ impl Cluster {
 
     /// Starts a coordinator in place of one that is gone.
     pub fn restart_coordinator(&mut self) -> anyhow::Result<()> {
-        self.coordinator = start_coordinator(&self.children, &self.place()?, &[])?.ready()?;
+        self.coordinator = start_coordinator(&self.children, &self.place()?, &self.all)?.ready()?;
         self.describe()
     }
 
     /// Starts a worker again under its name, as a new incarnation.
     pub fn restart_worker(&mut self, id: &str) -> anyhow::Result<()> {
         let (one, engine) = ([id.to_owned()], self.engine.clone());
-        let new = start_worker(&self.children, id, &one, &self.place()?, &engine, &[])?.ready()?;
+        let new =
+            start_worker(&self.children, id, &one, &self.place()?, &engine, &self.all)?.ready()?;
         *self.worker(id)? = new;
         self.describe()
     }
@@ -234,8 +242,9 @@ impl Cluster {
         if !self.coordinator.stop(STOP_DEADLINE) {
             unclean.push("c0".to_owned());
         }
+        // All of them end: there is nowhere to move requests to.
         for worker in &self.workers {
-            let _ = worker.signal(rustix::process::Signal::TERM);
+            let _ = worker.signal(rustix::process::Signal::INT);
         }
         for worker in &mut self.workers {
             if !worker.stop(STOP_DEADLINE) {

@@ -58,11 +58,14 @@ fn victim(fault: Fault, transport: TransportKind) -> &'static str {
     }
 }
 
-/// Draws the step.
+/// Draws the step: every step once in each run of as many seeds as there are steps, in an order that
+/// is drawn anew for each such run, so that few seeds in a row reach all of them.
 pub fn draw(kind: InjectKind, args: &DemoArgs) -> Injected {
     let fault = of(kind);
     let steps = fault.steps();
-    let step = steps[(spread(args.seed ^ 0xfa17) % steps.len() as u64) as usize];
+    let n = steps.len() as u64;
+    let turn = spread((args.seed / n) ^ 0xfa17) % n;
+    let step = steps[((args.seed % n + turn) % n) as usize];
     let plan = Plan {
         fault,
         step,

@@ -110,6 +110,7 @@ pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
         workers: vec!["w0".into(), "w1".into()],
         one_process: setup.args.transport == TransportKind::Local,
         engine,
+        all: Vec::new(),
         extra: extra(setup),
     };
     // Children are started from this very thread: they end when it does.
