@@ -25,7 +25,10 @@ pub fn step_name(step: Step) -> &'static str {
 /// The phase that an attempt is in here, as a span at level `debug` under the target `phase`. One
 /// that nobody listens to costs a load of one flag.
 #[derive(Debug, Default)]
-pub struct Phase(Option<Span>);
+pub struct Phase {
+    span: Option<Span>,
+    at: Option<(MigrationEpoch, Step)>,
+}
 
 impl Phase {
     /// Follows a machine's reports: a step that begins ends the one before it, and the end of an
@@ -38,25 +41,38 @@ impl Phase {
         report: &Report,
     ) {
         match report {
-            Report::Entered(step) => {
-                let phase = step_name(*step);
-                let span = tracing::debug_span!(target: "phase", "phase", phase, role, %request, epoch = epoch.0);
-                // Dropping the one before closes it.
-                self.0 = (!span.is_disabled()).then_some(span);
-            }
+            Report::Entered(step) => self.enter(role, request, epoch, *step),
             Report::Released { .. } => self.end(),
             _ => {}
         }
     }
 
+    /// A step begins, which ends the one before it; one that has begun goes on.
+    pub fn enter(
+        &mut self,
+        role: &'static str,
+        request: RequestId,
+        epoch: MigrationEpoch,
+        step: Step,
+    ) {
+        if self.at.replace((epoch, step)) == Some((epoch, step)) {
+            return;
+        }
+        let phase = step_name(step);
+        let span =
+            tracing::debug_span!(target: "phase", "phase", phase, role, %request, epoch = epoch.0);
+        // Dropping the one before closes it.
+        self.span = (!span.is_disabled()).then_some(span);
+    }
+
     /// Ends the present phase, if there is one.
     pub fn end(&mut self) {
-        self.0 = None;
+        *self = Self::default();
     }
 
     /// The present phase, to run an event's work in.
     pub fn span(&self) -> Span {
-        self.0.clone().unwrap_or_else(Span::none)
+        self.span.clone().unwrap_or_else(Span::none)
     }
 }
 
@@ -106,7 +122,7 @@ mod tests {
         tracing::subscriber::with_default(notes.clone(), || {
             let (mut phase, request) = (Phase::default(), RequestId([7; 16]));
             let epoch = MigrationEpoch(3);
-            for step in [Step::Verify, Step::Arm] {
+            for step in [Step::Verify, Step::Verify, Step::Arm] {
                 phase.follow("destination", request, epoch, &Report::Entered(step));
             }
             let end = Report::Released { quarantined: 0 };

@@ -49,6 +49,12 @@ pub enum Command {
         after_help = "Examples:\n  moonlive bench fence --transport tcp --context 1024,65536 --migrations 200\n  moonlive bench digest --plot digest.svg\n  moonlive bench transfer --json"
     )]
     Bench(Box<crate::bench::BenchArgs>),
+    /// Run many migrations of mixed requests on real processes under random faults, and account for
+    /// everything.
+    #[command(
+        after_help = "Faults are drawn by the seed: 6 % of migrations kill the source at some step, 5 % the destination, 3 % the\ncoordinator; 25 % damage, delay, lose or repeat something. Every stream is compared to one that never moved, from\nprocesses of its own. At the end all blocks are free, nothing is in quarantine, no descriptor is left.\n\nExamples:\n  moonlive soak --migrations 200\n  moonlive soak --migrations 2000 --seed 7 --json"
+    )]
+    Soak(SoakArgs),
     /// Run a worker daemon.
     #[command(
         after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml\n\nOn another machine than the gateway (which was started with --listen 10.0.0.1:7100 --listen-beyond-loopback):\n  moonlive worker --id w1 --listen 10.0.0.2:7200 --listen-beyond-loopback --gateway tcp://10.0.0.1:7100 --store tcp://10.0.0.1:7103 --dir /tmp/ml"
@@ -70,6 +76,7 @@ impl Cli {
         let json = self.json;
         match self.command {
             Command::Demo(args) => crate::demo::run(*args, json),
+            Command::Soak(args) => crate::soak::run(args, json),
             Command::Bench(args) => crate::bench::run(*args, json),
             Command::Up(args) => crate::up::run(args, json),
             Command::Worker(args) => crate::daemons::worker(*args),
@@ -132,7 +139,7 @@ impl VerifyKind {
     }
 }
 
-/// Parses `250ms`, `30s`, `2m`.
+/// Parses `500us`, `250ms`, `30s`, `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let split = text
         .find(|c: char| !c.is_ascii_digit())
@@ -140,6 +147,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a duration: write 250ms, 30s or 2m");
     let n: u64 = text[..split].parse().map_err(|_| bad())?;
     match &text[split..] {
+        "us" => Ok(Duration::from_micros(n)),
         "ms" => Ok(Duration::from_millis(n)),
         "s" | "" => Ok(Duration::from_secs(n)),
         "m" => n.checked_mul(60).map(Duration::from_secs).ok_or_else(bad),
@@ -157,6 +165,9 @@ pub struct UpArgs {
     pub http: std::net::SocketAddr,
     #[command(flatten)]
     pub listening: ListenArgs,
+    /// A decode step begins at least this long after the one before it (testing).
+    #[arg(long, hide = true, value_parser = duration, value_name = "TIME")]
+    pub pace: Option<Duration>,
     /// How many workers, named w0, w1, ...
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub workers: u16,
@@ -213,6 +224,9 @@ pub struct WorkerArgs {
     pub engine: EngineArgs,
     #[command(flatten)]
     pub child: ChildArgs,
+    /// A decode step begins at least this long after the one before it (testing).
+    #[arg(long, hide = true, default_value = "0s", value_parser = duration, value_name = "TIME")]
+    pub pace: Duration,
     /// Write KV and control state of each request at this output token (testing).
     #[arg(long, hide = true, value_name = "SEQ")]
     pub dump_at: Option<u64>,
@@ -366,6 +380,34 @@ pub enum InjectKind {
 }
 
 #[derive(Debug, Clone, Args)]
+pub struct SoakArgs {
+    /// Migrations that must begin before it ends.
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    pub migrations: u64,
+    /// Draws requests, migrations and faults.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Requests that stream at once.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub clients: u16,
+    /// Worker processes.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub workers: u16,
+    /// How bulk KV travels; default: tcp and shm by turns, drawn for each migration.
+    #[arg(long, value_enum)]
+    pub transport: Option<TransportKind>,
+    /// Size of the built-in reference model: tiny, small or medium.
+    #[arg(long, default_value = "tiny", value_name = "SIZE")]
+    pub size: String,
+    /// Least time of a decode step.
+    #[arg(long, default_value = "2ms", value_parser = duration, value_name = "TIME")]
+    pub pace: Duration,
+    /// Keep the daemons' logs and what fired here.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
     /// How bulk KV travels.
     #[arg(long, value_enum, default_value = "tcp")]
@@ -399,6 +441,10 @@ pub struct DemoArgs {
     /// What the user says in the chat with a real model.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
+    /// Let the migrated run decode no faster than one step in this time, so that a small model's stream
+    /// outlasts the making good of a fault.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub pace: Option<Duration>,
     /// Keep transcripts, KV and control dumps, logs here.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

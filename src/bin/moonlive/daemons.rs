@@ -166,6 +166,7 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
         let mut all = Vec::new();
         for id in &args.id {
             let mut engine = engine_config(&args.engine)?;
+            engine.pace = args.pace;
             // Another order of blocks in each worker, so that no test passes by equal block ids.
             engine.block_shuffle_seed = id.bytes().fold(7, |h, b| h * 31 + u64::from(b));
             let config = worker::Config {

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{ListenArgs, UpArgs};
-use crate::cluster::{Cluster, FILE, Plan, TempDir};
+use crate::cluster::{Always, Cluster, FILE, Plan, TempDir};
 
 /// The flags that all daemons are given. Each has ports of its own: the kernel chooses them.
 fn everywhere(listening: &ListenArgs) -> Vec<String> {
@@ -54,7 +54,13 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
         workers: (0..args.workers).map(|n| format!("w{n}")).collect(),
         one_process: false,
         engine: args.engine,
-        all: everywhere(&args.listening),
+        always: Always {
+            daemons: everywhere(&args.listening),
+            workers: match args.pace {
+                Some(pace) => vec!["--pace".into(), format!("{}us", pace.as_micros())],
+                None => Vec::new(),
+            },
+        },
         extra: Vec::new(),
     };
     let mut cluster = plan.start()?;

@@ -318,6 +318,11 @@ impl Hands<Coordinator> for CoordinatorHands<'_> {
             *self.source = Some(intent.src.clone());
             *self.destination = Some(intent.dst.clone());
         }
+        // Named by what is asked for: before that the attempt has no epoch yet.
+        if let Some(step) = step_of(&msg.body) {
+            self.phase
+                .enter("coordinator", msg.request, msg.epoch, step);
+        }
         let bytes = match &msg.body {
             Body::Prepare { .. } => self.options.encode().into(),
             _ => self.payloads.get(payload),
@@ -348,7 +353,6 @@ impl Hands<Coordinator> for CoordinatorHands<'_> {
 
     fn report(&mut self, report: Report) {
         let (core, request, epoch) = (self.core, self.job.request, *self.epoch);
-        self.phase.follow("coordinator", request, epoch, &report);
         match &report {
             Report::Entered(step) => core.tell(request, epoch, step_name(*step), String::new()),
             Report::GivingUp(cause) => {

@@ -43,6 +43,8 @@ const TIMERS: usize = 2;
 const TEND: Duration = Duration::from_millis(100);
 /// How often what is left of ended requests is forgotten, in looks.
 const SWEEP: u32 = 50;
+/// How often idle bulk links are closed, in looks.
+const TIDY: u32 = 10;
 
 /// What a worker is started with.
 pub struct Config {
@@ -402,6 +404,9 @@ fn tend(
                 }
             }
             looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(TIDY) {
+                core.bulk.tend();
+            }
             if looks.is_multiple_of(SWEEP) {
                 core.sweep();
             }

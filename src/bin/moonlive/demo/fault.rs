@@ -1,6 +1,6 @@
 //! Which fault is injected into which daemon, at which step.
 
-use moonlivekv::node::faults::{Fault, Plan, draw as spread, step_name};
+use moonlivekv::node::faults::{Fault, Plan, step_name};
 
 use crate::cli::{DemoArgs, InjectKind, TransportKind};
 
@@ -58,14 +58,10 @@ fn victim(fault: Fault, transport: TransportKind) -> &'static str {
     }
 }
 
-/// Draws the step: every step once in each run of as many seeds as there are steps, in an order that
-/// is drawn anew for each such run, so that few seeds in a row reach all of them.
+/// Draws the step.
 pub fn draw(kind: InjectKind, args: &DemoArgs) -> Injected {
     let fault = of(kind);
-    let steps = fault.steps();
-    let n = steps.len() as u64;
-    let turn = spread((args.seed / n) ^ 0xfa17) % n;
-    let step = steps[((args.seed % n + turn) % n) as usize];
+    let step = fault.step_of(args.seed);
     let plan = Plan {
         fault,
         step,
