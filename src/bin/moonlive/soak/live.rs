@@ -372,7 +372,8 @@ impl World {
     /// links that daemons keep are then there.
     pub async fn round(self: Arc<Self>, n: u64) -> anyhow::Result<()> {
         let mut ask = plan::ask(!self.args.seed, n);
-        ask.body["max_tokens"] = 50_000.into();
+        // Long enough for the round, and small enough for every pool to hold all of them twice.
+        ask.body["max_tokens"] = plan::ROUND.into();
         ask.body["prompt"] = serde_json::json!([5, 6, 7, 8]);
         let (seen, mut progress) = watch::channel(0);
         let (http, body) = (self.http, ask.body.clone());

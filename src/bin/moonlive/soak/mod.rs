@@ -110,7 +110,7 @@ fn start(
     always: Always,
 ) -> anyhow::Result<Cluster> {
     // Every request may be on two workers at once, at its longest, all of them on the same ones.
-    let longest = (plan::CONTEXT.1 + 2048).div_ceil(16) as u32;
+    let longest = (plan::CONTEXT.1 + plan::ROUND).div_ceil(16) as u32;
     let plan = cluster::Plan {
         dir: dir.to_owned(),
         http: ([127, 0, 0, 1], 0).into(),

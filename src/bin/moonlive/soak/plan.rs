@@ -10,6 +10,8 @@ use crate::cli::{SoakArgs, TransportKind, VerifyKind};
 pub const CONTEXT: (u64, u64) = (64, 4096);
 /// Output lengths, in tokens.
 const OUTPUT: (u64, u64) = (400, 1200);
+/// Output tokens of a request that only goes round.
+pub const ROUND: u64 = 6000;
 /// Output tokens between two migrations of a request.
 const GAP: (u64, u64) = (16, 96);
 /// Token ids that are in every vocabulary.
