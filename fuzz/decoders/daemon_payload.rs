@@ -218,7 +218,7 @@ fn seeds() -> Vec<super::Seed> {
         seed("range.grant", patched(&grant, 5, b"x")),
         seed("range.spec-header", patched(&spec, 9, b"x")),
         seed("range.image-submit", patched(&image, 9, &[0xff; 4])),
-        seed("truncated.offer-count", patched(&offer, 9, &[0xff; 3])),
+        seed("truncated.offer-count", patched(&offer, 9, &[0xff; 2])),
         seed("truncated.push", push[..push.len() - 1].to_vec()),
         seed("truncated.spec", shorter(&spec)),
         seed("truncated.image-tokens", shorter(&image)),

@@ -106,7 +106,7 @@ fn seeds() -> Vec<super::Seed> {
         seed("zero.header-page-tokens", patched(&bytes, 25 + 6, &[0, 0])),
         seed("not-ascending.layers", patched(&bytes, kv_len - 4, &[0])),
         seed("truncated.header", patched(&bytes, 21, &[10])),
-        seed("no-such-page.longer", patched(&bytes, kv_len, &[33])),
+        seed("not-canonical.longer", patched(&bytes, kv_len, &[33])),
         seed("not-canonical.shorter", patched(&bytes, kv_len, &[19])),
         seed("geometry.retained", patched(&bytes, retained, &[16])),
         seed("too-large.retained", patched(&bytes, retained, &[21])),
