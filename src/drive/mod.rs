@@ -39,4 +39,6 @@ pub mod kind {
     pub const CHECKPOINT: u16 = 4;
     /// Worker to gateway: a request that left the engine without a last token.
     pub const CLOSED: u16 = 5;
+    /// Source to destination: a fence is near. A hint that may be lost.
+    pub const BRACE: u16 = 6;
 }

@@ -296,6 +296,7 @@ impl SourceHands<'_> {
     fn hold(&mut self, epoch: MigrationEpoch, deadline_ns: u64) -> Result<Boundary, Cause> {
         let core = self.core;
         core.faults.maybe_die(Fault::KillSource, Step::Fence);
+        self.brace();
         let held = core
             .adapter
             .hold(self.slot.request, epoch, instant_at(deadline_ns));
