@@ -10,6 +10,7 @@ pub mod jobs;
 pub mod kv;
 pub mod measure;
 pub mod options;
+pub mod packed;
 pub mod parcels;
 pub mod paths;
 pub mod registry;

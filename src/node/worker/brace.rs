@@ -16,7 +16,7 @@ use crate::drive::kind;
 use crate::engine::adapter::{PageDigests, View};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::migrate::io::Peer;
-use crate::node::kv;
+use crate::node::packed;
 use crate::node::parcels::PushParcel;
 use crate::route::{DecodeError, Reader};
 
@@ -62,7 +62,13 @@ impl SourceHands<'_> {
             };
             push = section.encode();
             // Neither failure matters: the fence will meet it again and say so.
-            let _ = kv::gather(engine, header, pin.into(), verified - 1..verified, &mut push);
+            let _ = packed::gather(
+                engine,
+                header,
+                pin.into(),
+                verified - 1..verified,
+                &mut push,
+            );
             let _ = engine.hash_tail(pin.into(), verified, &mut PageDigests::new());
         }
         let head = head(request, epoch, verified);
@@ -104,7 +110,13 @@ impl Core {
         {
             let (engine, header) = (&*self.adapter, &self.capabilities.header);
             let view = View::Stage(stage);
-            let _ = kv::gather(engine, header, view, verified - 1..verified, &mut Vec::new());
+            let _ = packed::gather(
+                engine,
+                header,
+                view,
+                verified - 1..verified,
+                &mut Vec::new(),
+            );
             let _ = engine.hash_tail(view, verified, &mut PageDigests::new());
             engine.rehearse_import(stage, &section.control);
         }
@@ -120,7 +132,10 @@ mod tests {
         let mut frame = head(RequestId([7; 16]), MigrationEpoch(3), 40).to_vec();
         frame.extend_from_slice(b"push");
         let read = read_head(&frame).unwrap();
-        assert_eq!(read, (RequestId([7; 16]), MigrationEpoch(3), 40, &b"push"[..]));
+        assert_eq!(
+            read,
+            (RequestId([7; 16]), MigrationEpoch(3), 40, &b"push"[..])
+        );
         for cut in 0..HEAD {
             assert!(read_head(&frame[..cut]).is_err());
         }

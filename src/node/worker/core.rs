@@ -307,6 +307,8 @@ impl Core {
         );
         if let Some(epoch) = state.incoming.activated.take() {
             self.own(state, slot.request, epoch);
+            // Tokens that the commit handed over; the request runs already.
+            self.emitter.wake();
         }
     }
 

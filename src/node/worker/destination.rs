@@ -19,6 +19,7 @@ use crate::node::cause::{self, Side};
 use crate::node::faults::{Fault, flip};
 use crate::node::kv::{self, KvError, SetRun};
 use crate::node::measure::at;
+use crate::node::packed;
 use crate::node::parcels::{OfferParcel, PushParcel};
 use crate::node::spec::SourceSpec;
 use crate::route::{Cause, ControlSeal};
@@ -411,7 +412,7 @@ impl DestinationHands<'_> {
         core.adapter
             .import_tokens(stage, section.tokens_from, &section.tokens)?;
         let header = &core.capabilities.header;
-        kv::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        packed::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
         core.measures
             .at(self.slot.request, self.at.epoch, at::LANDED);
         Ok(())
@@ -502,7 +503,7 @@ impl DestinationHands<'_> {
     fn emit(&mut self, owner_epoch: OwnerEpoch, tokens: Vec<Emission>) {
         self.core
             .emitter
-            .push(self.slot.request, owner_epoch, tokens, 0);
+            .push_unsent(self.slot.request, owner_epoch, tokens, 0);
     }
 
     fn activate(&mut self, owner_epoch: OwnerEpoch, seal: u64) {

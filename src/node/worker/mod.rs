@@ -1,7 +1,7 @@
 //! A worker: an engine, and the executors of the machines of its requests.
 
-mod core;
 mod brace;
+mod core;
 mod corrupt;
 mod daemon;
 mod destination;

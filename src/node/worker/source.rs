@@ -16,6 +16,7 @@ use crate::node::cause::{self, Side};
 use crate::node::faults::Fault;
 use crate::node::kv::{self, KvError, SetRun};
 use crate::node::measure::at;
+use crate::node::packed;
 use crate::node::parcels::{OfferParcel, PushParcel};
 use crate::node::spec::{SourcePool, SourceSpec};
 use crate::route::{Cause, ControlSeal};
@@ -379,7 +380,7 @@ impl SourceHands<'_> {
         };
         let mut payload = section.encode();
         let control_bytes = payload.len() as u32;
-        kv::gather(engine, header, view, from..kv_len, &mut payload)?;
+        packed::gather(engine, header, view, from..kv_len, &mut payload)?;
         let tail_bytes = (payload.len() - control_bytes as usize) as u64;
         let tokens = core.emitter.unacked(request, tokens_from, seal);
         core.measures
