@@ -45,8 +45,8 @@ fn config(context: u32, shuffle: u64) -> EngineConfig {
 }
 
 fn main() {
-    let numbers = std::env::args().skip(1).filter_map(|a| a.parse().ok());
-    let context: u32 = numbers.last().unwrap_or(1024);
+    let mut numbers = std::env::args().skip(1).filter_map(|a| a.parse().ok());
+    let context: u32 = numbers.next_back().unwrap_or(1024);
     let hosts = [
         Host::stepper(config(context, 3)),
         Host::stepper(config(context, 4)),

@@ -41,4 +41,7 @@ pub mod kind {
     pub const CLOSED: u16 = 5;
     /// Source to destination: a fence is near. A hint that may be lost.
     pub const BRACE: u16 = 6;
+    /// Source to destination, in the fence: the last slots, ahead of the push that claims them, which
+    /// follows within microseconds. May be lost like any frame; the push is then sent whole.
+    pub const EARLY: u16 = 7;
 }

@@ -78,11 +78,17 @@ impl SourceHands<'_> {
 }
 
 impl Core {
-    fn hint(&self, to: &Peer, what: u16, parts: &[IoSlice<'_>]) {
-        if let Some(mesh) = self.mesh()
-            && let Err(error) = mesh.send(to, what, 0, parts, Instant::now() + SEND)
-        {
-            tracing::debug!(%error, "a hint was not sent");
+    /// Sends a frame that is no message of the protocol; whether it left.
+    pub(super) fn hint(&self, to: &Peer, what: u16, parts: &[IoSlice<'_>]) -> bool {
+        let Some(mesh) = self.mesh() else {
+            return false;
+        };
+        match mesh.send(to, what, 0, parts, Instant::now() + SEND) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, "a hint was not sent");
+                false
+            }
         }
     }
 

@@ -165,6 +165,7 @@ impl Handler for Inbox {
                 Err(error) => tracing::warn!(from = name(from), %error, "a message cannot be read"),
             },
             kind::BRACE => core.braced(from, payload),
+            kind::EARLY => core.early(from, payload),
             _ => {}
         }
     }

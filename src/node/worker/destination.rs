@@ -412,7 +412,9 @@ impl DestinationHands<'_> {
         core.adapter
             .import_tokens(stage, section.tokens_from, &section.tokens)?;
         let header = &core.capabilities.header;
-        packed::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        if !core.settle_early(&mut self.at.early, stage, &tokens, tail)? {
+            packed::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        }
         core.measures
             .at(self.slot.request, self.at.epoch, at::LANDED);
         Ok(())
@@ -430,7 +432,11 @@ impl DestinationHands<'_> {
         }
         let gone = || crate::engine::adapter::AdapterError::Caller("no running set digest");
         let set = self.at.set.as_mut().ok_or_else(gone)?;
-        if from > 0 {
+        let early = self.at.early.take();
+        if let Some(early) = early.filter(|e| from > 0 && e.tokens.end == kv_len) {
+            // Hashed in place already, and not to be written since.
+            pages = early.pages;
+        } else if from > 0 {
             kv::hash_range(
                 engine,
                 header,

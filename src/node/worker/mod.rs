@@ -6,6 +6,7 @@ mod corrupt;
 mod daemon;
 mod destination;
 pub mod dump;
+mod early;
 mod late;
 pub mod null;
 mod pull;
