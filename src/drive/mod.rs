@@ -12,7 +12,9 @@ mod clock;
 pub mod envelope;
 mod hello;
 mod link;
+mod listen;
 mod payloads;
+mod phase;
 mod runner;
 mod store;
 mod timers;
@@ -21,7 +23,9 @@ mod words;
 pub use clock::{instant_at, now_ns, ns_of};
 pub use hello::{Hello, HelloError, name};
 pub use link::{Directory, Handler, Mesh, MeshError, MeshOptions};
+pub use listen::{Listen, ListenError, Port};
 pub use payloads::Payloads;
+pub use phase::{Phase, step_name};
 pub use runner::{Hands, Machine, RouteStore, run};
 pub use store::Routes;
 pub use timers::{Fire, Timers};
@@ -40,8 +44,10 @@ pub mod kind {
     /// Worker to gateway: a request that left the engine without a last token.
     pub const CLOSED: u16 = 5;
     /// Source to destination: a fence is near. A hint that may be lost.
-    pub const BRACE: u16 = 6;
+    pub const BRACE: u16 = 7;
     /// Source to destination, in the fence: the last slots, ahead of the push that claims them, which
     /// follows within microseconds. May be lost like any frame; the push is then sent whole.
-    pub const EARLY: u16 = 7;
+    pub const EARLY: u16 = 8;
+    /// Worker to gateway: one byte, whether it gives its requests away and takes none.
+    pub const DRAINING: u16 = 6;
 }

@@ -21,6 +21,7 @@ mod exit;
     reason = "held by its tests; the demo does not write it yet"
 )]
 mod report;
+mod soak;
 mod up;
 
 use clap::Parser;

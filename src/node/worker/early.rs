@@ -200,8 +200,8 @@ mod tests {
         for cut in 0..HEAD {
             assert!(read(&good[..cut]).is_err());
         }
-        for bad in [40..40, 41..40, 0..MOST + 1, 0..u64::MAX] {
-            assert!(read(&frame(bad)).is_err());
+        for (from, to) in [(40, 40), (41, 40), (0, MOST + 1), (0, u64::MAX)] {
+            assert!(read(&frame(from..to)).is_err());
         }
     }
 }

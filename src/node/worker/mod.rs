@@ -8,6 +8,7 @@ mod destination;
 pub mod dump;
 mod early;
 mod late;
+mod leave;
 pub mod null;
 mod pull;
 mod rebuild;

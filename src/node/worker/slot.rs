@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::early::{Ahead, Early};
 use super::null::Claim;
-use crate::drive::Payloads;
+use crate::drive::{Payloads, Phase};
 use crate::engine::adapter::{Boundary, PinId, Pinned, StageId};
 use crate::engine::reference::GenerateSpec;
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
@@ -21,6 +21,7 @@ use crate::node::bulk::Grant;
 use crate::node::kv::SetRun;
 use crate::node::options::Options;
 use crate::node::spec::SourceSpec;
+use crate::route::Cause;
 
 /// Which machine of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,6 +98,10 @@ pub struct Outgoing {
     pub told: u64,
     /// Slots sent ahead of the push.
     pub ahead: Option<Ahead>,
+    /// The phase it is in here.
+    pub phase: Phase,
+    /// Why this side gave it up, if it did.
+    pub cause: Option<Cause>,
 }
 
 /// A block range of the source as its offer told it.
@@ -135,6 +140,10 @@ pub struct Incoming {
     pub fenced: bool,
     /// In a null handoff: what the push claimed.
     pub null: Option<Claim>,
+    /// The phase it is in here.
+    pub phase: Phase,
+    /// Why this side gave it up, if it did.
+    pub cause: Option<Cause>,
 }
 
 /// The rebuilder's executor.

@@ -4,7 +4,7 @@ mod ceiling;
 mod digest;
 mod fence;
 mod plot;
-mod progress;
+pub mod progress;
 mod quiet;
 mod rig;
 mod row;
