@@ -98,11 +98,10 @@ fn every_seed_keeps_every_invariant() {
     );
     for cell in Cell::all().filter(|c| c.impossible().is_some()) {
         let hits = coverage.hits[cell.index()];
-        // A retried write of the attempt before may fall into the next attempt's step: too rare to
-        // be aimed at, and no reason to call the cell reachable.
+        // Only a late write of an earlier attempt, by whoever is the destination now.
         assert!(
-            hits * 1_000 < seeds.max(1_000),
-            "{cell:?} is listed as impossible and was hit {hits} times"
+            hits < 5 + seeds / 1_000,
+            "{cell:?} is possible: {hits} hits"
         );
     }
     assert!(
