@@ -37,7 +37,7 @@ use crate::node::spec::SourceSpec;
 use crate::route::Cause;
 
 /// How long handing a message to a peer's socket may take.
-const SEND: Duration = Duration::from_secs(2);
+pub(super) const SEND: Duration = Duration::from_secs(2);
 
 /// Whose timer: request and machine.
 pub type TimerKey = (RequestId, Role, Timer);
@@ -316,6 +316,8 @@ impl Core {
         );
         if let Some(epoch) = state.incoming.activated.take() {
             self.own(state, slot.request, epoch);
+            // Tokens that the commit handed over; the request runs already.
+            self.emitter.wake();
         }
     }
 
@@ -431,6 +433,10 @@ impl Core {
         if let Err(error) = mesh.send(&Peer::Gateway, what, 0, &parts, Instant::now() + SEND) {
             tracing::debug!(%request, %error, "the gateway was not told");
         }
+    }
+
+    pub(super) fn mesh(&self) -> Option<&Mesh> {
+        self.mesh.get()
     }
 
     /// Links to a peer ahead of need.

@@ -20,6 +20,7 @@ use crate::node::cause::{self, Side};
 use crate::node::faults::{Fault, flip};
 use crate::node::kv::{self, KvError, SetRun};
 use crate::node::measure::at;
+use crate::node::packed;
 use crate::node::parcels::{OfferParcel, PushParcel};
 use crate::node::spec::SourceSpec;
 use crate::route::{Cause, ControlSeal};
@@ -423,7 +424,9 @@ impl DestinationHands<'_> {
         core.adapter
             .import_tokens(stage, section.tokens_from, &section.tokens)?;
         let header = &core.capabilities.header;
-        kv::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        if !core.settle_early(&mut self.at.early, stage, &tokens, tail)? {
+            packed::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        }
         core.measures
             .at(self.slot.request, self.at.epoch, at::LANDED);
         Ok(())
@@ -441,7 +444,11 @@ impl DestinationHands<'_> {
         }
         let gone = || crate::engine::adapter::AdapterError::Caller("no running set digest");
         let set = self.at.set.as_mut().ok_or_else(gone)?;
-        if from > 0 {
+        let early = self.at.early.take();
+        if let Some(early) = early.filter(|e| from > 0 && e.tokens.end == kv_len) {
+            // Hashed in place already, and not to be written since.
+            pages = early.pages;
+        } else if from > 0 {
             kv::hash_range(
                 engine,
                 header,
@@ -526,7 +533,7 @@ impl DestinationHands<'_> {
     fn emit(&mut self, owner_epoch: OwnerEpoch, tokens: Vec<Emission>) {
         self.core
             .emitter
-            .push(self.slot.request, owner_epoch, tokens, 0);
+            .push_unsent(self.slot.request, owner_epoch, tokens, 0);
     }
 
     fn activate(&mut self, owner_epoch: OwnerEpoch, seal: u64) {
