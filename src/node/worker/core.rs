@@ -481,6 +481,9 @@ impl Core {
                 self.measures.at(request, msg.epoch, at::ARRIVED);
                 let incoming = &mut state.incoming;
                 incoming.fenced = true;
+                if incoming.epoch == msg.epoch {
+                    incoming.control = Some(push.certificate.control.hash);
+                }
                 if incoming
                     .spec
                     .as_ref()

@@ -9,8 +9,9 @@ use super::corrupt;
 use super::pull;
 use super::slot::{Incoming, RemoteTable, Role, Slot};
 use super::source::leaves;
+use crate::control_state::ControlDigest;
 use crate::drive::{Hands, Payloads, RouteStore, cause_word};
-use crate::engine::adapter::{Activation, Manifest, PageDigests, StageId, View};
+use crate::engine::adapter::{Activation, AdapterError, Manifest, PageDigests, StageId, View};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::migrate::destination::{Destination, Do, Done, Pulled, Staged};
 use crate::migrate::io::{Event, Op, Payload, Peer, Report, Step, StoreReply, Timer};
@@ -254,7 +255,6 @@ impl DestinationHands<'_> {
     }
 
     fn staged(&self) -> Result<StageId, KvError> {
-        use crate::engine::adapter::AdapterError;
         let unknown = || AdapterError::Caller("nothing is staged for this attempt");
         Ok(self.at.stage.ok_or_else(unknown)?)
     }
@@ -490,9 +490,21 @@ impl DestinationHands<'_> {
         if let Some(seed) = core.faults.due(Fault::CorruptControl, Step::ImportTail) {
             flip(&mut section.control, seed);
         }
-        Ok(core
+        let imported = core
             .adapter
-            .import_control(stage, &section.control, section.owner_epoch)?)
+            .import_control(stage, &section.control, section.owner_epoch);
+        imported.map_err(|error| {
+            // Bytes that are not the source's may read as anything, as another model or another
+            // generator: then that is not why it failed.
+            let arrived = ControlDigest::of(&section.control, 0, section.owner_epoch).hash;
+            match self.at.control {
+                Some(claimed) if claimed != arrived => {
+                    tracing::warn!(%error, request = %self.slot.request, "the control state was damaged");
+                    AdapterError::ReplayMismatch("the hash of the control state").into()
+                }
+                _ => error.into(),
+            }
+        })
     }
 
     fn re_export(&mut self, owner_epoch: OwnerEpoch) -> Result<ControlSeal, KvError> {

@@ -138,6 +138,8 @@ pub struct Incoming {
     pub early: Option<Early>,
     /// The push is here and the request does not run yet.
     pub fenced: bool,
+    /// Hash of the control state, as the push claimed it.
+    pub control: Option<[u8; 16]>,
     /// In a null handoff: what the push claimed.
     pub null: Option<Claim>,
     /// The phase it is in here.
