@@ -134,6 +134,9 @@ pub struct EngineConfig {
     pub profile_policy: ProfilePolicy,
     /// Map the pool as a memfd, so that other processes can be given read-only access.
     pub shared_memory: bool,
+    /// Have all pages of the pool present from the start, as a serving engine has: otherwise the
+    /// first use of each block pays for page faults, and what migrates in pays for them all.
+    pub prefault: bool,
 }
 
 impl EngineConfig {
@@ -157,6 +160,7 @@ impl EngineConfig {
             prefix_cache: true,
             profile_policy: ProfilePolicy::exact(),
             shared_memory: false,
+            prefault: false,
         }
     }
 
