@@ -5,7 +5,10 @@
 #[path = "sim/mod.rs"]
 mod sim;
 
+use sim::cover::{Cell, Fault, Role};
 use sim::{Config, Coverage, run};
+
+use moonlivekv::migrate::io::Step;
 
 fn env(name: &str) -> Option<u64> {
     std::env::var(name)
@@ -93,15 +96,35 @@ fn every_seed_keeps_every_invariant() {
          {recoveries} recoveries, {events} events; least hit cell {cell:?}: {least}",
         faults as f64 / seeds as f64
     );
+    for cell in Cell::all().filter(|c| c.impossible().is_some()) {
+        let hits = coverage.hits[cell.index()];
+        assert_eq!(hits, 0, "{cell:?} is listed as impossible");
+    }
     assert!(
         faults >= 3 * seeds,
         "too few faults: {faults} in {seeds} seeds"
     );
-    // The goal is one hit in 1,000 seeds for every cell. One misses it since the fence became
-    // short: damage at the destination while it arms is drawn in about one seed of 1,700.
     assert!(
-        least >= seeds / 5_000,
+        least >= seeds / 1_000,
         "{cell:?} was hit {least} times only"
+    );
+}
+
+#[test]
+fn only_these_cells_of_the_matrix_are_impossible() {
+    let listed: Vec<_> = Cell::all()
+        .filter_map(|c| c.impossible().map(|why| (c.step, c.fault, c.role, why)))
+        .collect();
+    for (step, fault, role, why) in &listed {
+        println!("{step:?} {fault:?} {role:?}: {why}");
+    }
+    let cells: Vec<_> = listed.iter().map(|(s, f, r, _)| (*s, *f, *r)).collect();
+    assert_eq!(
+        cells,
+        [
+            (Step::Prepare, Fault::LostReply, Role::Destination),
+            (Step::Resume, Fault::LostReply, Role::Destination),
+        ]
     );
 }
 

@@ -12,7 +12,9 @@ mod clock;
 pub mod envelope;
 mod hello;
 mod link;
+mod listen;
 mod payloads;
+mod phase;
 mod runner;
 mod store;
 mod timers;
@@ -21,7 +23,9 @@ mod words;
 pub use clock::{instant_at, now_ns, ns_of};
 pub use hello::{Hello, HelloError, name};
 pub use link::{Directory, Handler, Mesh, MeshError, MeshOptions};
+pub use listen::{Listen, ListenError, Port};
 pub use payloads::Payloads;
+pub use phase::{Phase, step_name};
 pub use runner::{Hands, Machine, RouteStore, run};
 pub use store::Routes;
 pub use timers::{Fire, Timers};
@@ -39,4 +43,6 @@ pub mod kind {
     pub const CHECKPOINT: u16 = 4;
     /// Worker to gateway: a request that left the engine without a last token.
     pub const CLOSED: u16 = 5;
+    /// Worker to gateway: one byte, whether it gives its requests away and takes none.
+    pub const DRAINING: u16 = 6;
 }

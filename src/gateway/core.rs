@@ -16,7 +16,7 @@ use super::hub::{End, Hub, Live};
 use super::log::{LogError, TokenLog};
 use super::metrics::Metrics;
 use super::openai::{ApiError, Ask};
-use super::slot::{AcceptorHands, Slot};
+use super::slot::{AcceptorHands, Came, Slot};
 use super::workers::Workers;
 use crate::drive::{Mesh, Routes, Timers, now_ns, run};
 use crate::id::{OwnerEpoch, RequestId, WorkerRef};
@@ -175,6 +175,7 @@ impl Core {
     pub fn post(self: &Arc<Self>, slot: &Arc<Slot>, event: Event) {
         let mut state = slot.state.lock();
         let state = &mut *state;
+        let came = Came::of(&event, state.acceptor.journaled());
         let mut hands = AcceptorHands {
             core: self,
             slot,
@@ -183,8 +184,11 @@ impl Core {
             checkpoint: &state.checkpoint,
             closed: &mut state.closed,
             recovered: &mut state.recovered,
+            refused: false,
         };
         run(&mut state.acceptor, &mut hands, event);
+        let refused = hands.refused;
+        came.count(&self.metrics, refused, state.acceptor.journaled());
         if std::mem::take(&mut state.closed)
             && let Err(error) = self.log.close(slot.request)
         {

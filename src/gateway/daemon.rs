@@ -15,7 +15,7 @@ use super::http;
 use super::inbox::Inbox;
 use super::log::TokenLog;
 use super::service::Service;
-use crate::drive::{Directory, Mesh, MeshOptions, Routes, Timers};
+use crate::drive::{Directory, Listen, Mesh, MeshOptions, Port, Routes, Timers};
 use crate::metastore::{EmbeddedOptions, EmbeddedStore, MetaStore, ServerOptions, StoreServer};
 use crate::migrate::io::Peer;
 use crate::migrate::limits::Limits;
@@ -38,6 +38,8 @@ const GRACE: Duration = Duration::from_secs(2);
 pub struct Config {
     /// Store, journal and sockets go here.
     pub dir: PathBuf,
+    /// Unix sockets there, or TCP, for everything but HTTP.
+    pub listen: Listen,
     /// The HTTP API's address.
     pub http: SocketAddr,
     /// Allow an address that other machines can reach.
@@ -113,10 +115,15 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
     .map_err(|e| fail("store")(&e))?
     .map_err(|e| fail("store")(&e))?;
     let store: Arc<dyn MetaStore> = Arc::new(store);
-    let socket = |kind: &str| Endpoint::unix(config.dir.join(format!("gateway.{kind}.sock")));
-    let store_at = socket("store").map_err(|e| fail("socket path")(&e))?;
-    let server = StoreServer::start(Arc::clone(&store), &store_at, ServerOptions::default())
-        .map_err(|e| fail("store")(&e))?;
+    let socket = |what: Port| config.listen.endpoint(&config.dir, "gateway", what);
+    let store_at = socket(Port::Store).map_err(|e| fail("address")(&e))?;
+    let serve = ServerOptions {
+        allow_remote: config.listen.exposed(),
+        ..ServerOptions::default()
+    };
+    let server =
+        StoreServer::start(Arc::clone(&store), &store_at, serve).map_err(|e| fail("store")(&e))?;
+    let store_at = server.endpoint().clone();
     let runtime = tokio::runtime::Handle::current();
     let core = Arc::new(Core::new(Routes::new(store), log, config.limits, runtime));
     let taking = Arc::clone(&core);
@@ -132,8 +139,8 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
     };
     let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
     let options = MeshOptions {
-        listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
-        allow_remote: false,
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        allow_remote: config.listen.exposed(),
         endpoints: vec![("store".into(), server.endpoint().clone())],
         spin_ns: 0,
     };
@@ -159,8 +166,8 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
             tracing::error!(%error, "the HTTP server ended");
         }
     });
-    let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let admin = Server::bind(&rpc_at, false)
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let admin = Server::bind(&rpc_at, config.listen.exposed())
         .await
         .map_err(|e| fail("administration")(&e))?;
     let rpc_at = admin.endpoint().clone();

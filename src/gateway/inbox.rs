@@ -51,6 +51,11 @@ impl Handler for Inbox {
             },
             kind::CHECKPOINT => self.checkpoint(from, payload),
             kind::CLOSED => self.closed(from, payload),
+            kind::DRAINING => {
+                if let (Peer::Worker(worker), [draining]) = (from, payload) {
+                    core.workers.set_draining(worker, *draining != 0);
+                }
+            }
             _ => {}
         }
     }

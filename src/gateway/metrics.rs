@@ -113,6 +113,15 @@ impl Metrics {
         self.refused.get_or_create(&RefusalLabels { reason }).inc();
     }
 
+    /// Counts tokens that were not accepted.
+    pub fn refused_by(&self, reason: &'static str, tokens: u64) {
+        if tokens > 0 {
+            self.refused
+                .get_or_create(&RefusalLabels { reason })
+                .inc_by(tokens);
+        }
+    }
+
     /// Tokens refused so far.
     pub fn refused_total(&self) -> u64 {
         ["stale-epoch", "gap", "unknown", "ended", "in-doubt"]

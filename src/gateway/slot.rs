@@ -9,11 +9,12 @@ use parking_lot::Mutex;
 use super::core::Core;
 use super::hub::{Accepted, End, Live};
 use super::image::{Checkpoint, Image};
+use super::metrics::Metrics;
 use crate::drive::{Hands, Payloads, RouteStore, envelope, kind, name};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
-use crate::migrate::acceptor::{Acceptor, Do, Done};
+use crate::migrate::acceptor::{Acceptor, Do, Done, Event};
 use crate::migrate::io::{Payload, Peer, Report, StoreReply, Timer};
-use crate::migrate::msg::{Emission, Msg};
+use crate::migrate::msg::{Body, Emission, Msg};
 use crate::rpc::v1;
 
 /// How long handing a message to a worker's socket may take.
@@ -105,6 +106,46 @@ pub(super) struct AcceptorHands<'a> {
     pub(super) checkpoint: &'a Option<Checkpoint>,
     pub(super) closed: &'a mut bool,
     pub(super) recovered: &'a mut Option<bool>,
+    /// Set where the sender was told that its right has ended.
+    pub(super) refused: bool,
+}
+
+/// Tokens that came with one event, to count what became of them.
+#[derive(Debug, Default)]
+pub(super) struct Came {
+    tokens: u64,
+    /// Of those, how many had numbers that were journaled already.
+    again: u64,
+    journaled: u64,
+}
+
+impl Came {
+    pub(super) fn of(event: &Event, journaled: u64) -> Self {
+        let Event::Recv { msg, .. } = event else {
+            return Self::default();
+        };
+        let Body::Emit { tokens, .. } = &msg.body else {
+            return Self::default();
+        };
+        Self {
+            tokens: tokens.len() as u64,
+            again: tokens.iter().filter(|t| t.seq <= journaled).count() as u64,
+            journaled,
+        }
+    }
+
+    /// Counts; `journaled` is what it is afterwards. Tokens that wait for the record are counted when
+    /// the worker sends them again.
+    pub(super) fn count(self, metrics: &Metrics, refused: bool, journaled: u64) {
+        if refused {
+            metrics.refused_by("stale-epoch", self.tokens);
+            return;
+        }
+        metrics.duplicates.inc_by(self.again);
+        if self.again == 0 && journaled == self.journaled && self.tokens > 0 {
+            metrics.refused_by("in-doubt", self.tokens);
+        }
+    }
 }
 
 impl Hands<Acceptor> for AcceptorHands<'_> {
@@ -153,6 +194,7 @@ impl Hands<Acceptor> for AcceptorHands<'_> {
     }
 
     fn send(&mut self, to: &Peer, msg: &Msg, payload: Payload) {
+        self.refused |= matches!(msg.body, Body::Fenced { .. });
         let Some(mesh) = self.core.mesh() else { return };
         let bytes = self.payloads.get(payload);
         let head = envelope::encode(msg);

@@ -22,6 +22,8 @@ const DIAL: Duration = Duration::from_secs(2);
 const SLICE: Duration = Duration::from_millis(20);
 /// Idle links kept to one endpoint.
 const IDLE: usize = 4;
+/// How long a link may stay idle.
+const KEEP: Duration = Duration::from_secs(3);
 
 /// The right to read some blocks of a pool, as the owner keeps it.
 #[derive(Debug)]
@@ -82,7 +84,8 @@ pub struct PullReport {
 /// The paths of one worker.
 pub struct Bulk {
     paths: Vec<Arc<dyn Transport>>,
-    idle: Mutex<HashMap<String, Vec<Box<dyn Link>>>>,
+    /// By endpoint: links with the time of their last use, the newest last.
+    idle: Mutex<HashMap<String, Vec<(Instant, Box<dyn Link>)>>>,
 }
 
 impl Bulk {
@@ -211,17 +214,14 @@ impl Bulk {
             lease: lease_of(done.local),
         };
         if report.error.is_none() {
-            let mut idle = self.idle.lock();
-            let kept = idle.entry(from.endpoint.to_string()).or_default();
-            if kept.len() < IDLE {
-                kept.push(link);
-            }
+            self.keep(&from.endpoint, link);
         }
         report
     }
 
     fn link(&self, path: Path, to: &Endpoint) -> Result<Box<dyn Link>, TransportError> {
-        if let Some(link) = self.idle.lock().get_mut(&to.to_string()).and_then(Vec::pop) {
+        let kept = self.idle.lock().get_mut(&to.to_string()).and_then(Vec::pop);
+        if let Some((_, link)) = kept {
             return Ok(link);
         }
         self.transport(path)?.connect(to, Instant::now() + DIAL)
@@ -230,12 +230,32 @@ impl Bulk {
     /// Connects to a source ahead of the first pull, so that STREAM starts warm.
     pub fn warm(&self, path: Path, to: &Endpoint) -> Result<(), TransportError> {
         let link = self.link(path, to)?;
-        self.idle
-            .lock()
-            .entry(to.to_string())
-            .or_default()
-            .push(link);
+        self.keep(to, link);
         Ok(())
+    }
+
+    fn keep(&self, to: &Endpoint, link: Box<dyn Link>) {
+        let mut idle = self.idle.lock();
+        let kept = idle.entry(to.to_string()).or_default();
+        if kept.len() < IDLE {
+            kept.push((Instant::now(), link));
+        }
+    }
+
+    /// Closes links that nobody has used for a while: a peer that is gone leaves none behind.
+    pub fn tend(&self) {
+        self.close_unused_since(Instant::now().checked_sub(KEEP));
+    }
+
+    fn close_unused_since(&self, then: Option<Instant>) {
+        let Some(then) = then else { return };
+        let mut closing = Vec::new();
+        self.idle.lock().retain(|_, kept| {
+            closing.extend(kept.extract_if(.., |(used, _)| *used < then));
+            !kept.is_empty()
+        });
+        // Closed without the lock: that may wait for the peer.
+        drop(closing);
     }
 }
 
@@ -252,5 +272,23 @@ fn outcome_of(error: &TransportError) -> Pulled {
         e if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Caller) => Pulled::Lost,
         // A broken connection is tried again on a new one; that then says whether the peer is gone.
         _ => Pulled::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::LocalTransport;
+
+    #[test]
+    fn a_link_that_nobody_uses_is_closed_and_one_in_use_of_late_is_kept() {
+        let local = LocalTransport::bind("bulk-idle", None, None).unwrap();
+        let at = local.endpoint();
+        let bulk = Bulk::new(vec![Arc::new(local)]);
+        bulk.warm(Path::Local, &at).unwrap();
+        bulk.close_unused_since(Instant::now().checked_sub(KEEP));
+        assert_eq!(bulk.idle.lock().len(), 1);
+        bulk.close_unused_since(Some(Instant::now() + KEEP));
+        assert!(bulk.idle.lock().is_empty());
     }
 }

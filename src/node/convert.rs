@@ -6,6 +6,7 @@ use crate::engine::reference::{
     ChatMessage, GenerateSpec, GrammarSpec, Prompt, SamplingParams, StopParams,
 };
 use crate::id::{Incarnation, OwnerEpoch, RequestId, WorkerId, WorkerRef};
+use crate::node::faults::Faults;
 use crate::rpc::v1;
 
 /// What is wrong with a message, for an `INVALID_ARGUMENT`.
@@ -23,6 +24,20 @@ fn bad(field: &'static str, why: impl ToString) -> BadField {
         field,
         why: why.to_string(),
     }
+}
+
+/// Plans the fault that a test asks for.
+pub fn arm(faults: &Faults, ask: &v1::InjectRequest) -> Result<(), tonic::Status> {
+    let plan = match ask.plan.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(tonic::Status::invalid_argument)?),
+    };
+    if faults.arm(plan) {
+        return Ok(());
+    }
+    Err(tonic::Status::failed_precondition(
+        "this daemon was not started to take injected faults",
+    ))
 }
 
 /// Reads a request's name.

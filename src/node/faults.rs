@@ -8,9 +8,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::migrate::io::Step;
+
+pub use crate::drive::step_name;
 
 /// Name of the file in the deployment's directory, one JSON object a line.
 pub const FIRED_FILE: &str = "fired.jsonl";
@@ -101,20 +104,14 @@ impl Fault {
     }
 }
 
-/// A step as reports spell it.
-pub fn step_name(step: Step) -> &'static str {
-    match step {
-        Step::Prepare => "PREPARE",
-        Step::Reserve => "RESERVE",
-        Step::Stream => "STREAM",
-        Step::Fence => "FENCE",
-        Step::CopyTail => "COPY-TAIL",
-        Step::ImportTail => "IMPORT-TAIL",
-        Step::Verify => "VERIFY",
-        Step::Arm => "ARM",
-        Step::Commit => "COMMIT",
-        Step::Resume => "RESUME",
-        Step::Gc => "GC",
+impl Fault {
+    /// The step that a seed draws: every step once in each run of as many seeds as there are steps,
+    /// in an order drawn anew for each such run, so that few seeds in a row reach all of them.
+    pub fn step_of(self, seed: u64) -> Step {
+        let steps = self.steps();
+        let n = steps.len() as u64;
+        let turn = draw((seed / n) ^ 0xfa17) % n;
+        steps[((seed % n + turn) % n) as usize]
     }
 }
 
@@ -165,37 +162,70 @@ impl std::fmt::Display for Plan {
 /// The faults of one daemon.
 #[derive(Debug, Default)]
 pub struct Faults {
-    plan: Option<Plan>,
-    fired: AtomicBool,
+    /// What is to go wrong next, until it does.
+    plan: Mutex<Option<Plan>>,
+    /// Whether there is a plan: the question that a product's run asks, without the lock.
+    armed: AtomicBool,
+    /// What went wrong last.
+    last: Mutex<Option<Fault>>,
+    /// Whether further faults may be asked for while it runs.
+    open: bool,
     who: String,
     log: Option<PathBuf>,
 }
 
 impl Faults {
-    /// Of daemon `who`; `dir` is where it writes what fired.
-    pub fn new(plan: Option<Plan>, who: String, dir: &std::path::Path) -> Self {
-        let log = plan.is_some().then(|| dir.join(FIRED_FILE));
+    /// Of daemon `who`; `dir` is where it writes what fired. With `open`, [`Faults::arm`] takes
+    /// further ones.
+    pub fn new(plan: Option<Plan>, open: bool, who: String, dir: &std::path::Path) -> Self {
+        let log = (open || plan.is_some()).then(|| dir.join(FIRED_FILE));
         Self {
-            plan,
-            fired: AtomicBool::new(false),
+            plan: Mutex::new(plan),
+            armed: AtomicBool::new(plan.is_some()),
+            last: Mutex::new(None),
+            open,
             who,
             log,
         }
     }
 
+    /// Plans the next fault in place of one that has not fired; `false` where this daemon was not
+    /// started to take any.
+    pub fn arm(&self, plan: Option<Plan>) -> bool {
+        if self.open {
+            *self.last.lock() = None;
+            *self.plan.lock() = plan;
+            self.armed.store(plan.is_some(), Ordering::SeqCst);
+        }
+        self.open
+    }
+
     /// Whether this is the moment of `fault`; `Some(seed)` once, and it is written down.
     pub fn due(&self, fault: Fault, step: Step) -> Option<u64> {
-        let plan = self.plan.filter(|p| p.fault == fault && p.step == step)?;
-        if self.fired.swap(true, Ordering::SeqCst) {
+        if !self.armed.load(Ordering::Relaxed) {
             return None;
         }
+        let plan = {
+            let mut planned = self.plan.lock();
+            let plan = planned.filter(|p| p.fault == fault && p.step == step)?;
+            *planned = None;
+            self.armed.store(false, Ordering::SeqCst);
+            *self.last.lock() = Some(fault);
+            plan
+        };
         self.write(plan);
         Some(plan.seed)
     }
 
-    /// The seed of `fault`, whatever the step, without firing: for faults that change a setting.
-    pub fn planned(&self, fault: Fault) -> Option<u64> {
-        self.plan.filter(|p| p.fault == fault).map(|p| p.seed)
+    /// Whether `fault` may happen here, now or after a later [`Faults::arm`]: what needs preparing is
+    /// prepared for it.
+    pub fn possible(&self, fault: Fault) -> bool {
+        self.open || self.planned(fault)
+    }
+
+    /// Whether `fault` is planned and has not fired.
+    pub fn planned(&self, fault: Fault) -> bool {
+        self.plan.lock().is_some_and(|p| p.fault == fault)
     }
 
     fn write(&self, plan: Plan) {
@@ -209,9 +239,9 @@ impl Faults {
         }));
     }
 
-    /// Whether it has fired.
-    pub fn has_fired(&self) -> bool {
-        self.fired.load(Ordering::SeqCst)
+    /// Whether `fault` was the last to fire, and nothing was planned since.
+    pub fn has_fired(&self, fault: Fault) -> bool {
+        *self.last.lock() == Some(fault)
     }
 
     /// Writes down an effect that must never happen.
@@ -283,20 +313,56 @@ mod tests {
     }
 
     #[test]
+    fn few_seeds_in_a_row_reach_every_step_wherever_they_begin() {
+        for fault in Fault::ALL {
+            let steps = fault.steps();
+            for first in [0, 1, 17, 1000, 123_456] {
+                let row = first..first + 2 * steps.len() as u64 - 1;
+                let hit: Vec<Step> = row.map(|seed| fault.step_of(seed)).collect();
+                assert!(
+                    steps.iter().all(|s| hit.contains(s)),
+                    "{fault:?} from {first}"
+                );
+            }
+            // Seeds that nobody chose in a row do as well, within the fifty of a sweep.
+            let hit: Vec<Step> = (0..50).map(|n| fault.step_of(draw(n))).collect();
+            assert!(steps.iter().all(|s| hit.contains(s)), "{fault:?} at random");
+        }
+    }
+
+    #[test]
     fn a_fault_fires_once_at_its_step_and_is_written_down_first() {
         let dir = tempfile::tempdir().unwrap();
         let plan = "corrupt-control@IMPORT-TAIL:5".parse().unwrap();
-        let faults = Faults::new(Some(plan), "w1".into(), dir.path());
+        let faults = Faults::new(Some(plan), false, "w1".into(), dir.path());
         assert_eq!(faults.due(Fault::CorruptControl, Step::Stream), None);
         assert_eq!(faults.due(Fault::KillSource, Step::ImportTail), None);
         assert_eq!(faults.due(Fault::CorruptControl, Step::ImportTail), Some(5));
         assert_eq!(faults.due(Fault::CorruptControl, Step::ImportTail), None);
+        assert!(faults.has_fired(Fault::CorruptControl));
+        assert!(!faults.arm(Some(plan)), "it was not started to take any");
         let log = std::fs::read_to_string(dir.path().join(FIRED_FILE)).unwrap();
         let v: serde_json::Value = serde_json::from_str(log.trim()).unwrap();
         assert_eq!(
             (v["by"].as_str(), v["at_step"].as_str()),
             (Some("w1"), Some("IMPORT-TAIL"))
         );
+    }
+
+    #[test]
+    fn a_daemon_started_for_it_takes_one_fault_after_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let faults = Faults::new(None, true, "w1".into(), dir.path());
+        assert!(faults.possible(Fault::SlowLink) && !faults.planned(Fault::SlowLink));
+        for seed in 1..=3 {
+            let text = format!("slow-link@STREAM:{seed}");
+            assert!(faults.arm(text.parse().ok()));
+            assert!(!faults.has_fired(Fault::SlowLink));
+            assert_eq!(faults.due(Fault::SlowLink, Step::Stream), Some(seed));
+            assert!(faults.has_fired(Fault::SlowLink));
+        }
+        assert!(faults.arm("slow-link@STREAM:4".parse().ok()) && faults.arm(None));
+        assert_eq!(faults.due(Fault::SlowLink, Step::Stream), None);
     }
 
     #[test]

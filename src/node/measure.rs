@@ -101,6 +101,23 @@ impl Measures {
         });
     }
 
+    /// Nanoseconds between two instants of an attempt, if both were noted.
+    pub fn between(
+        &self,
+        request: RequestId,
+        epoch: MigrationEpoch,
+        from: &str,
+        to: &str,
+    ) -> Option<u64> {
+        let inner = self.inner.lock();
+        let attempt = inner.attempts.get(&(request, epoch))?;
+        let at = |name: &str| {
+            let found = attempt.instants.iter().find(|(n, _)| *n == name);
+            found.map(|(_, ns)| *ns)
+        };
+        at(to)?.checked_sub(at(from)?)
+    }
+
     /// Adds to a count.
     pub fn add(&self, request: RequestId, epoch: MigrationEpoch, name: &'static str, by: u64) {
         self.with(request, epoch, |a| {
@@ -169,6 +186,9 @@ mod tests {
         let reply = m.reply(r, e);
         assert_eq!(reply.instants[0].at_ns, 5);
         assert_eq!(reply.counts[0].value, 7);
+        m.at_ns(r, e, at::HELD, 25);
+        assert_eq!(m.between(r, e, at::GO, at::HELD), Some(20));
+        assert_eq!(m.between(r, e, at::GO, at::LAUNCH), None);
         assert!(!m.reply(r, MigrationEpoch(3)).known);
     }
 

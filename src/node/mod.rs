@@ -9,6 +9,7 @@ pub mod faults;
 pub mod jobs;
 pub mod kv;
 pub mod measure;
+pub mod metrics;
 pub mod options;
 pub mod parcels;
 pub mod paths;

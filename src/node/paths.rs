@@ -2,9 +2,9 @@
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::drive::Listen;
 use crate::id::WorkerId;
 use crate::migrate::io::Step;
 use crate::node::faults::{Fault, Faults, flip};
@@ -22,7 +22,6 @@ const LATE: Duration = Duration::from_millis(600);
 /// Faults where a payload is read and sent.
 struct Faulty {
     faults: Arc<Faults>,
-    slow: AtomicBool,
 }
 
 impl Tap for Faulty {
@@ -39,18 +38,14 @@ impl Tap for Faulty {
     }
 
     fn hold(&self, at: TapPoint) -> Duration {
-        if self.faults.planned(Fault::LateWrite).is_some()
-            && self.faults.due(Fault::LateWrite, Step::Stream).is_some()
-        {
+        if self.faults.due(Fault::LateWrite, Step::Stream).is_some() {
             return LATE;
         }
-        if self.faults.planned(Fault::SlowLink).is_some() {
-            if self.faults.due(Fault::SlowLink, Step::Stream).is_some() {
-                self.slow.store(true, Ordering::Relaxed);
-            }
-            if self.slow.load(Ordering::Relaxed) {
-                return Duration::from_secs_f64(at.len as f64 / SLOW as f64);
-            }
+        // Slow from the moment it fires, for as long as nothing else is planned.
+        if self.faults.due(Fault::SlowLink, Step::Stream).is_some()
+            || self.faults.has_fired(Fault::SlowLink)
+        {
+            return Duration::from_secs_f64(at.len as f64 / SLOW as f64);
         }
         Duration::ZERO
     }
@@ -61,6 +56,7 @@ impl Tap for Faulty {
 pub fn open(
     id: &WorkerId,
     dir: &FilePath,
+    listen: &Listen,
     faults: &Arc<Faults>,
 ) -> Result<Vec<Arc<dyn Transport>>, TransportError> {
     let tap = || -> Option<Arc<dyn Tap>> {
@@ -70,15 +66,16 @@ pub fn open(
             Fault::SlowLink,
             Fault::LateWrite,
         ];
-        let any = wanted.into_iter().any(|f| faults.planned(f).is_some());
+        let any = wanted.into_iter().any(|f| faults.possible(f));
         any.then(|| -> Arc<dyn Tap> {
             Arc::new(Faulty {
                 faults: Arc::clone(faults),
-                slow: AtomicBool::new(false),
             })
         })
     };
     let tcp = TcpTransport::bind(TcpOptions {
+        listen: listen.data(),
+        expose: listen.exposed(),
         tap: tap(),
         ..TcpOptions::default()
     })?;

@@ -131,9 +131,18 @@ impl Registry {
         self.get(&format!("{WORKERS}{id}"))
     }
 
+    /// Every coordinator's card, those of ended lives included where nobody removed them.
+    pub fn coordinators(&self) -> Result<Vec<Card>, StoreError> {
+        self.cards(COORDINATORS)
+    }
+
     /// Every worker's card.
     pub fn workers(&self) -> Result<Vec<Card>, StoreError> {
-        let listing = self.store.list(WORKERS, Instant::now() + ANSWER)?;
+        self.cards(WORKERS)
+    }
+
+    fn cards(&self, prefix: &str) -> Result<Vec<Card>, StoreError> {
+        let listing = self.store.list(prefix, Instant::now() + ANSWER)?;
         let cards = listing.entries.iter();
         Ok(cards
             .filter_map(|(_, v)| serde_json::from_slice(&v.value).ok())

@@ -34,6 +34,8 @@ pub trait Serving: Send + Sync {
     fn abort(&self, request: RequestId) -> Result<bool, EngineError>;
     /// A prompt as token ids.
     fn tokenize(&self, prompt: &Prompt) -> Result<Vec<u32>, EngineError>;
+    /// Whether somebody waits for the request's next step boundary.
+    fn boundary_wanted(&self, request: RequestId) -> bool;
     /// How loaded it is.
     fn load(&self) -> Load;
     /// The model's name.
@@ -66,6 +68,10 @@ impl Serving for Engine {
 
     fn tokenize(&self, prompt: &Prompt) -> Result<Vec<u32>, EngineError> {
         Engine::tokenize(self, prompt)
+    }
+
+    fn boundary_wanted(&self, request: RequestId) -> bool {
+        self.request(request).is_some_and(|r| r.boundary_wanted)
     }
 
     fn load(&self) -> Load {

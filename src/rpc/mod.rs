@@ -3,9 +3,11 @@
 
 pub mod adapter;
 mod dial;
+mod page;
 mod serve;
 
 pub use dial::{DialError, connect};
+pub use page::Page;
 pub use serve::{ServeError, Server};
 
 /// Version of the messages below; a peer that speaks another one is refused in `Describe`.

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::service::Routes;
 
@@ -68,7 +68,18 @@ impl Server {
         };
         match endpoint {
             Endpoint::Unix(path) => {
-                let listener = UnixListener::bind(path).map_err(bind)?;
+                let listener = match UnixListener::bind(path) {
+                    // A daemon that was killed leaves its socket file behind; one that lives answers.
+                    Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                        if UnixStream::connect(path).await.is_ok() {
+                            return Err(bind(e));
+                        }
+                        std::fs::remove_file(path).map_err(bind)?;
+                        UnixListener::bind(path)
+                    }
+                    other => other,
+                }
+                .map_err(bind)?;
                 Ok(Self {
                     listener: Listener::Unix(listener),
                     endpoint: endpoint.clone(),
@@ -116,5 +127,24 @@ impl Server {
             }
         }
         .map_err(|source| ServeError::Serve { endpoint, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_of_a_dead_daemon_is_taken_over_and_that_of_a_living_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = Endpoint::unix(dir.path().join("x.rpc.sock")).unwrap();
+        // Dropping the standard library's listener leaves the file, as a kill does.
+        drop(std::os::unix::net::UnixListener::bind(dir.path().join("x.rpc.sock")).unwrap());
+        let alive = Server::bind(&at, false).await.unwrap();
+        assert!(matches!(
+            Server::bind(&at, false).await,
+            Err(ServeError::Bind { .. })
+        ));
+        drop(alive);
     }
 }

@@ -89,6 +89,18 @@ fn event_line(event: &v1::MigrationEvent, json: bool) -> String {
     line
 }
 
+/// What to do about a migration that did not happen.
+fn remedy(cause: &str) -> &'static str {
+    match cause {
+        "no-such-request" => "`moonlive status` lists the requests under way",
+        "nothing-to-do" => "it runs there already, or has ended",
+        "no-space" => "the destination's pool is full: name another worker, or wait",
+        "profile-mismatch" => "the destination serves another model or computes otherwise",
+        "timeout" => "the request stays where it is: try again with a longer --deadline",
+        _ => "the request stays where it is: try again, or name another worker",
+    }
+}
+
 /// `moonlive migrate`
 pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
     let deployment = cluster::read(&args.place.dir)?;
@@ -116,10 +128,7 @@ pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
                 if report.migrated {
                     return Ok(());
                 }
-                let text = format!(
-                    "not migrated: {}; the request stays where it is",
-                    report.cause
-                );
+                let text = format!("not migrated: {}; {}", report.cause, remedy(&report.cause));
                 let code = match report.cause.as_str() {
                     "no-such-request" => Code::Caller,
                     cause if cause.starts_with("refused") => Code::Caller,
@@ -220,12 +229,14 @@ pub fn status(place: &Where, json: bool) -> anyhow::Result<()> {
             workers.push((entry, status));
         }
         if json {
-            println!(
-                "{}",
-                status_json(&g, coordinator.as_ref(), &workers, &requests)
-            );
+            let mut all = status_json(&g, coordinator.as_ref(), &workers, &requests);
+            all["metrics"] = metrics_of(&deployment);
+            println!("{all}");
         } else {
             status_text(&g, coordinator.as_ref(), &workers, &requests);
+            for (who, at) in metrics_of(&deployment).as_object().into_iter().flatten() {
+                println!("metrics      {who}: {}", at.as_str().unwrap_or_default());
+            }
         }
         Ok(())
     })
@@ -273,6 +284,27 @@ fn status_json(
         })),
         "workers": workers, "requests": requests,
     })
+}
+
+/// Where the daemons' counters are read, by daemon.
+fn metrics_of(deployment: &Value) -> Value {
+    let mut all = serde_json::Map::new();
+    if let Some(http) = deployment["gateway"]["http"].as_str() {
+        all.insert("gateway".into(), json!(format!("http://{http}/metrics")));
+    }
+    if let Some(at) = deployment["coordinator"]["metrics"].as_str() {
+        all.insert("coordinator".into(), json!(at));
+    }
+    for worker in deployment["workers"].as_array().into_iter().flatten() {
+        let names = worker["rpcs"].as_object().into_iter().flatten();
+        let pages = worker["metrics"].as_array().into_iter().flatten();
+        all.extend(
+            names
+                .zip(pages)
+                .map(|((id, _), at)| (id.clone(), at.clone())),
+        );
+    }
+    Value::Object(all)
 }
 
 fn status_text(
@@ -343,6 +375,11 @@ pub fn watch(place: &Where, json: bool) -> anyhow::Result<()> {
             .watch(v1::WatchRequest {})
             .await?
             .into_inner();
+        if json {
+            println!("{}", json!({ "watching": place.dir }));
+        } else {
+            println!("watching {}; Ctrl-C ends it", place.dir.display());
+        }
         loop {
             tokio::select! {
                 event = moves.message() => match event? {

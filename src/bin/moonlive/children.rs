@@ -66,10 +66,10 @@ impl Daemon {
         self.child.try_wait().ok().flatten()
     }
 
-    /// SIGTERM, a wait, SIGKILL at the deadline. True where it ended by itself with success.
+    /// SIGINT, a wait, SIGKILL at the deadline. True where it ended by itself with success.
     pub fn stop(&mut self, deadline: Duration) -> bool {
         let _ = self.signal(Signal::CONT);
-        let _ = self.signal(Signal::TERM);
+        let _ = self.signal(Signal::INT);
         let end = Instant::now() + deadline;
         while Instant::now() < end {
             match self.child.try_wait() {

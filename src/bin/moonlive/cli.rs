@@ -49,9 +49,15 @@ pub enum Command {
         after_help = "Examples:\n  moonlive bench fence --transport tcp --context 1024,65536 --migrations 200\n  moonlive bench digest --plot digest.svg\n  moonlive bench transfer --json"
     )]
     Bench(Box<crate::bench::BenchArgs>),
+    /// Run many migrations of mixed requests on real processes under random faults, and account for
+    /// everything.
+    #[command(
+        after_help = "Faults are drawn by the seed: 6 % of migrations kill the source at some step, 5 % the destination, 3 % the\ncoordinator; 25 % damage, delay, lose or repeat something. Every stream is compared to one that never moved, from\nprocesses of its own. At the end all blocks are free, nothing is in quarantine, no descriptor is left.\n\nExamples:\n  moonlive soak --migrations 200\n  moonlive soak --migrations 2000 --seed 7 --json"
+    )]
+    Soak(SoakArgs),
     /// Run a worker daemon.
     #[command(
-        after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml"
+        after_help = "Example:\n  moonlive worker --id w0 --gateway unix:///tmp/ml/gateway.mesh.sock --store unix:///tmp/ml/gateway.store.sock --dir /tmp/ml\n\nOn another machine than the gateway (which was started with --listen 10.0.0.1:7100 --listen-beyond-loopback):\n  moonlive worker --id w1 --listen 10.0.0.2:7200 --listen-beyond-loopback --gateway tcp://10.0.0.1:7100 --store tcp://10.0.0.1:7103 --dir /tmp/ml"
     )]
     Worker(Box<WorkerArgs>),
     /// Run a coordinator daemon.
@@ -70,6 +76,7 @@ impl Cli {
         let json = self.json;
         match self.command {
             Command::Demo(args) => crate::demo::run(*args, json),
+            Command::Soak(args) => crate::soak::run(args, json),
             Command::Bench(args) => crate::bench::run(*args, json),
             Command::Up(args) => crate::up::run(args, json),
             Command::Worker(args) => crate::daemons::worker(*args),
@@ -132,7 +139,7 @@ impl VerifyKind {
     }
 }
 
-/// Parses `250ms`, `30s`, `2m`.
+/// Parses `500us`, `250ms`, `30s`, `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let split = text
         .find(|c: char| !c.is_ascii_digit())
@@ -140,6 +147,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a duration: write 250ms, 30s or 2m");
     let n: u64 = text[..split].parse().map_err(|_| bad())?;
     match &text[split..] {
+        "us" => Ok(Duration::from_micros(n)),
         "ms" => Ok(Duration::from_millis(n)),
         "s" | "" => Ok(Duration::from_secs(n)),
         "m" => n.checked_mul(60).map(Duration::from_secs).ok_or_else(bad),
@@ -155,6 +163,11 @@ pub struct UpArgs {
     /// Address of the HTTP API; port 0 lets the kernel choose.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
     pub http: std::net::SocketAddr,
+    #[command(flatten)]
+    pub listening: ListenArgs,
+    /// A decode step begins at least this long after the one before it (testing).
+    #[arg(long, hide = true, value_parser = duration, value_name = "TIME")]
+    pub pace: Option<Duration>,
     /// How many workers, named w0, w1, ...
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub workers: u16,
@@ -197,12 +210,23 @@ pub struct WorkerArgs {
     /// The metadata store's listener.
     #[arg(long, value_name = "ENDPOINT")]
     pub store: String,
+    /// At SIGTERM: move every request to other workers, at most for this long; what is left then
+    /// goes on from the journal. SIGINT, or a second SIGTERM, ends at once.
+    #[arg(long, default_value = "20s", value_parser = duration, value_name = "TIME")]
+    pub drain_deadline: Duration,
+    #[command(flatten)]
+    pub listening: ListenArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
     #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
     pub child: ChildArgs,
+    /// A decode step begins at least this long after the one before it (testing).
+    #[arg(long, hide = true, default_value = "0s", value_parser = duration, value_name = "TIME")]
+    pub pace: Duration,
     /// Write KV and control state of each request at this output token (testing).
     #[arg(long, hide = true, value_name = "SEQ")]
     pub dump_at: Option<u64>,
@@ -223,6 +247,10 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "ENDPOINT")]
     pub store: String,
     #[command(flatten)]
+    pub listening: ListenArgs,
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
+    #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
     pub child: ChildArgs,
@@ -233,13 +261,43 @@ pub struct GatewayArgs {
     /// Address of the HTTP API; port 0 lets the kernel choose.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
     pub http: std::net::SocketAddr,
-    /// Allow an address that other machines can reach.
-    #[arg(long)]
-    pub listen_beyond_loopback: bool,
+    #[command(flatten)]
+    pub listening: ListenArgs,
     #[command(flatten)]
     pub place: Where,
     #[command(flatten)]
     pub child: ChildArgs,
+}
+
+/// Where a daemon listens, and what it tells of itself.
+#[derive(Debug, Clone, Args)]
+pub struct ListenArgs {
+    /// Listen on TCP here instead of unix sockets, so that daemons can live on two machines: links
+    /// and fence at PORT, control RPC at PORT+1, bulk KV at PORT+2, store at PORT+3; port 0 lets the
+    /// kernel choose each.
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// Allow addresses that other machines can reach. Links are neither encrypted nor authenticated:
+    /// only on a network that is trusted.
+    #[arg(long)]
+    pub listen_beyond_loopback: bool,
+    /// How much is logged to standard error: error, warn, info, debug, trace, or filters such as
+    /// `phase=debug`, which logs each phase of each migration with its time.
+    #[arg(
+        long,
+        env = "MOONLIVE_LOG",
+        default_value = "info",
+        value_name = "LEVEL"
+    )]
+    pub log: String,
+}
+
+/// Where a daemon's counters are read.
+#[derive(Debug, Clone, Args)]
+pub struct MetricsArgs {
+    /// Address of `/metrics` (Prometheus); port 0 lets the kernel choose.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDR")]
+    pub metrics: std::net::SocketAddr,
 }
 
 /// What a daemon needs to know when another process of ours started it.
@@ -248,6 +306,9 @@ pub struct ChildArgs {
     /// End when the process with this id, our parent, ends.
     #[arg(long, hide = true, value_name = "PID")]
     pub die_with: Option<u32>,
+    /// Take faults to inject over the control RPC (testing).
+    #[arg(long, hide = true)]
+    pub open_to_faults: bool,
     /// Inject one fault (testing): NAME@STEP:SEED.
     #[arg(long, hide = true, value_name = "FAULT")]
     pub inject: Option<String>,
@@ -319,6 +380,34 @@ pub enum InjectKind {
 }
 
 #[derive(Debug, Clone, Args)]
+pub struct SoakArgs {
+    /// Migrations that must begin before it ends.
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    pub migrations: u64,
+    /// Draws requests, migrations and faults.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Requests that stream at once.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub clients: u16,
+    /// Worker processes.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub workers: u16,
+    /// How bulk KV travels; default: tcp and shm by turns, drawn for each migration.
+    #[arg(long, value_enum)]
+    pub transport: Option<TransportKind>,
+    /// Size of the built-in reference model: tiny, small or medium.
+    #[arg(long, default_value = "tiny", value_name = "SIZE")]
+    pub size: String,
+    /// Least time of a decode step.
+    #[arg(long, default_value = "2ms", value_parser = duration, value_name = "TIME")]
+    pub pace: Duration,
+    /// Keep the daemons' logs and what fired here.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
     /// How bulk KV travels.
     #[arg(long, value_enum, default_value = "tcp")]
@@ -352,6 +441,10 @@ pub struct DemoArgs {
     /// What the user says in the chat with a real model.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
+    /// Let the migrated run decode no faster than one step in this time, so that a small model's stream
+    /// outlasts the making good of a fault.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub pace: Option<Duration>,
     /// Keep transcripts, KV and control dumps, logs here.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

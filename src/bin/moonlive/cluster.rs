@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::children::{Children, Daemon, STOP_DEADLINE};
 use crate::cli::EngineArgs;
+use crate::exit::{Code, coded};
 
 /// The file in a deployment's directory that says where its daemons are.
 pub const FILE: &str = "deployment.json";
@@ -25,8 +26,25 @@ pub struct Plan {
     pub one_process: bool,
     /// The model.
     pub engine: EngineArgs,
+    /// Flags that daemons get again when they are started again.
+    pub always: Always,
     /// Further flags by daemon name.
     pub extra: Vec<(String, String)>,
+}
+
+/// Flags that are not for one start only.
+#[derive(Debug, Clone, Default)]
+pub struct Always {
+    /// Every daemon's.
+    pub daemons: Vec<String>,
+    /// Every worker's, beside those.
+    pub workers: Vec<String>,
+}
+
+impl Always {
+    fn worker(&self) -> Vec<String> {
+        self.daemons.iter().chain(&self.workers).cloned().collect()
+    }
 }
 
 /// The daemons, running.
@@ -41,6 +59,7 @@ pub struct Cluster {
     dir: PathBuf,
     children: Children,
     engine: EngineArgs,
+    always: Always,
 }
 
 /// Where the daemons find each other.
@@ -70,12 +89,15 @@ fn engine_flags(engine: &EngineArgs) -> Vec<String> {
 }
 
 impl Plan {
+    /// The flags of one start of `name`.
     fn extra_for(&self, name: &str) -> Vec<String> {
-        self.extra
-            .iter()
-            .filter(|(daemon, _)| daemon == name)
-            .map(|(_, flag)| flag.clone())
-            .collect()
+        let own = self.extra.iter().filter(|(daemon, _)| daemon == name);
+        own.map(|(_, flag)| flag.clone()).collect()
+    }
+
+    /// Of a daemon that is no worker.
+    fn flags_of(&self, name: &str) -> Vec<String> {
+        [self.always.daemons.clone(), self.extra_for(name)].concat()
     }
 
     /// Starts everything and waits until all of it serves.
@@ -84,18 +106,19 @@ impl Plan {
         let dir = self.dir.display().to_string();
         let mut args = vec!["gateway".into(), "--dir".into(), dir.clone()];
         args.extend(["--http".into(), self.http.to_string()]);
-        args.extend(self.extra_for("gateway"));
+        args.extend(self.flags_of("gateway"));
         let gateway = children.start("gateway", &args)?.ready()?;
         let at = Where {
             dir,
             mesh: gateway.field("mesh")?.into(),
             store: gateway.field("store")?.into(),
         };
-        let coordinator = start_coordinator(&children, &at, &self.extra_for("c0"))?;
+        let coordinator = start_coordinator(&children, &at, &self.flags_of("c0"))?;
         let mut starting = Vec::new();
         if self.one_process {
             let (all, name) = (&self.workers, self.workers.join("+"));
-            let extra: Vec<String> = all.iter().flat_map(|w| self.extra_for(w)).collect();
+            let own = all.iter().flat_map(|w| self.extra_for(w));
+            let extra: Vec<String> = self.always.worker().into_iter().chain(own).collect();
             starting.push(start_worker(
                 &children,
                 &name,
@@ -106,7 +129,8 @@ impl Plan {
             )?);
         } else {
             for w in &self.workers {
-                let (one, extra) = (std::slice::from_ref(w), self.extra_for(w));
+                let extra = [self.always.worker(), self.extra_for(w)].concat();
+                let one = std::slice::from_ref(w);
                 starting.push(start_worker(&children, w, one, &at, &self.engine, &extra)?);
             }
         }
@@ -123,6 +147,7 @@ impl Plan {
             dir: self.dir,
             children,
             engine: self.engine,
+            always: self.always,
         };
         cluster.describe()?;
         Ok(cluster)
@@ -215,14 +240,23 @@ impl Cluster {
 
     /// Starts a coordinator in place of one that is gone.
     pub fn restart_coordinator(&mut self) -> anyhow::Result<()> {
-        self.coordinator = start_coordinator(&self.children, &self.place()?, &[])?.ready()?;
+        self.coordinator =
+            start_coordinator(&self.children, &self.place()?, &self.always.daemons)?.ready()?;
         self.describe()
     }
 
     /// Starts a worker again under its name, as a new incarnation.
     pub fn restart_worker(&mut self, id: &str) -> anyhow::Result<()> {
         let (one, engine) = ([id.to_owned()], self.engine.clone());
-        let new = start_worker(&self.children, id, &one, &self.place()?, &engine, &[])?.ready()?;
+        let new = start_worker(
+            &self.children,
+            id,
+            &one,
+            &self.place()?,
+            &engine,
+            &self.always.worker(),
+        )?
+        .ready()?;
         *self.worker(id)? = new;
         self.describe()
     }
@@ -234,8 +268,9 @@ impl Cluster {
         if !self.coordinator.stop(STOP_DEADLINE) {
             unclean.push("c0".to_owned());
         }
+        // All of them end: there is nowhere to move requests to.
         for worker in &self.workers {
-            let _ = worker.signal(rustix::process::Signal::TERM);
+            let _ = worker.signal(rustix::process::Signal::INT);
         }
         for worker in &mut self.workers {
             if !worker.stop(STOP_DEADLINE) {
@@ -274,13 +309,18 @@ impl Cluster {
 /// Reads `deployment.json`.
 pub fn read(dir: &Path) -> anyhow::Result<Value> {
     let path = dir.join(FILE);
-    let text = std::fs::read_to_string(&path).with_context(|| {
-        format!(
-            "no deployment at {}: start one with `moonlive up --dir`",
+    let wrong = |text: String| coded(Code::Caller, text);
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let remedy = "start one with `moonlive up --dir DIR`, or name its directory";
+        wrong(format!(
+            "no deployment at {} ({e}): {remedy}",
             path.display()
-        )
+        ))
     })?;
-    serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
+    serde_json::from_str(&text).map_err(|e| {
+        let remedy = "`moonlive up` writes it anew when it starts";
+        wrong(format!("{} is damaged ({e}): {remedy}", path.display()))
+    })
 }
 
 /// A private temporary directory with a short path (socket paths are bounded to 107 bytes).

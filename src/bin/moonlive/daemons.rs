@@ -5,25 +5,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use moonlivekv::drive::{Listen, ListenError};
 use moonlivekv::engine::reference::{EngineConfig, ModelSource, SeededSize, SyntheticGeometry};
 use moonlivekv::gateway;
 use moonlivekv::id::WorkerId;
 use moonlivekv::migrate::limits::Limits;
 use moonlivekv::node::{coordinator, worker};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::children::{die_with, say_ready};
-use crate::cli::{ChildArgs, CoordinatorArgs, EngineArgs, GatewayArgs, WorkerArgs};
+use crate::cli::{ChildArgs, CoordinatorArgs, EngineArgs, GatewayArgs, ListenArgs, WorkerArgs};
 use crate::exit::{Code, coded};
 
 /// How long a worker may take to hand its tokens over after a signal.
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// What every daemon does first: logs to standard error, ties its life to its parent's.
-fn begin(child: &ChildArgs) -> anyhow::Result<tokio::runtime::Runtime> {
+fn begin(child: &ChildArgs, listening: &ListenArgs) -> anyhow::Result<tokio::runtime::Runtime> {
     die_with(child.die_with)?;
-    logs();
+    logs(&listening.log)?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -31,28 +33,61 @@ fn begin(child: &ChildArgs) -> anyhow::Result<tokio::runtime::Runtime> {
         .context("cannot start the runtime")
 }
 
-/// Logs to standard error; `MOONLIVE_LOG` says how much.
-fn logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("MOONLIVE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+/// Logs to standard error. A span says its time when it closes.
+fn logs(level: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|e| {
+        let text =
+            format!("--log {level:?}: {e}; write error, warn, info, debug, trace or phase=debug");
+        coded(Code::Caller, text)
+    })?;
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_span_events(FmtSpan::CLOSE)
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false);
     // A second one in this process is refused; the first one serves.
     let _ = subscriber.try_init();
+    Ok(())
 }
 
-/// Resolves at SIGINT or SIGTERM.
-async fn told_to_stop() -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+/// How a daemon was told to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// SIGINT.
+    Now,
+    /// SIGTERM.
+    InOrder,
+}
+
+/// The signals that end a daemon.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
     }
-    Ok(())
+
+    async fn told(&mut self) -> Told {
+        tokio::select! {
+            _ = self.interrupt.recv() => Told::Now,
+            _ = self.terminate.recv() => Told::InOrder,
+        }
+    }
+}
+
+fn listen(args: &ListenArgs) -> anyhow::Result<Listen> {
+    let wrong = |e: ListenError| coded(Code::Caller, format!("--listen: {e}"));
+    match args.listen {
+        Some(at) => Listen::tcp(at, args.listen_beyond_loopback).map_err(wrong),
+        None => Ok(Listen::default()),
+    }
 }
 
 /// The protocol's bounds for daemons on one machine or one rack: a step before the fence is a matter
@@ -118,24 +153,34 @@ fn fault(child: &ChildArgs) -> anyhow::Result<Option<moonlivekv::node::faults::P
     child.inject.as_ref().map(parse).transpose()
 }
 
+fn page_of(at: std::net::SocketAddr) -> String {
+    format!("http://{at}/metrics")
+}
+
 /// `moonlive worker`
 pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
-    let runtime = begin(&args.child)?;
+    let runtime = begin(&args.child, &args.listening)?;
+    let listen = listen(&args.listening)?;
     let dir = directory(&args.place.dir)?;
     runtime.block_on(async {
+        let mut signals = Signals::new()?;
         let mut all = Vec::new();
         for id in &args.id {
             let mut engine = engine_config(&args.engine)?;
+            engine.pace = args.pace;
             // Another order of blocks in each worker, so that no test passes by equal block ids.
             engine.block_shuffle_seed = id.bytes().fold(7, |h, b| h * 31 + u64::from(b));
             let config = worker::Config {
                 id: WorkerId::new(id.clone()).map_err(|e| coded(Code::Caller, e.to_string()))?,
                 dir: dir.clone(),
+                listen,
+                metrics: args.metrics.metrics,
                 gateway: args.gateway.parse()?,
                 store: args.store.parse()?,
                 engine,
                 limits: limits(),
                 fault: fault(&args.child)?,
+                open_to_faults: args.child.open_to_faults,
                 dump_at: args.dump_at,
                 flip_token: args.flip_token,
                 null_handoffs: args.null_handoffs,
@@ -147,15 +192,26 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
             .map(|w| (w.card().id.clone(), json!(w.card().rpc)))
             .collect();
         let data: Vec<&String> = all.iter().flat_map(worker::Running::data).collect();
+        let pages: Vec<String> = all.iter().map(|w| page_of(w.metrics_at())).collect();
         say_ready(json!({
             "ready": "worker", "id": args.id.join("+"), "rpcs": rpcs, "data": data,
-            "pid": std::process::id(), "model": all[0].card().model,
+            "metrics": pages, "pid": std::process::id(), "model": all[0].card().model,
         }));
-        told_to_stop().await?;
-        let ended = tokio::task::spawn_blocking(move || {
-            for worker in &all {
-                worker.drain();
+        let told = signals.told().await;
+        if told == Told::InOrder && !args.drain_deadline.is_zero() {
+            let deadline = Instant::now() + args.drain_deadline;
+            let leaving = async {
+                for worker in &all {
+                    let left = worker.leave(deadline).await;
+                    tracing::info!(worker = worker.card().id, ?left, "told to end");
+                }
+            };
+            tokio::select! {
+                () = leaving => {}
+                _ = signals.told() => tracing::info!("told again: ends at once"),
             }
+        }
+        let ended = tokio::task::spawn_blocking(move || {
             for worker in &all {
                 worker.end(Instant::now() + FLUSH);
             }
@@ -169,22 +225,27 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
 
 /// `moonlive coordinator`
 pub fn coordinator(args: CoordinatorArgs) -> anyhow::Result<()> {
-    let runtime = begin(&args.child)?;
+    let runtime = begin(&args.child, &args.listening)?;
+    let listen = listen(&args.listening)?;
     let dir = directory(&args.place.dir)?;
     runtime.block_on(async {
+        let mut signals = Signals::new()?;
         let config = coordinator::Config {
             id: args.id.clone(),
             dir,
+            listen,
+            metrics: args.metrics.metrics,
             store: args.store.parse()?,
             limits: limits(),
             fault: fault(&args.child)?,
+            open_to_faults: args.child.open_to_faults,
         };
         let running = coordinator::start(config).await?;
         say_ready(json!({
             "ready": "coordinator", "id": args.id, "rpc": running.rpc().to_string(),
-            "pid": std::process::id(),
+            "metrics": page_of(running.metrics_at()), "pid": std::process::id(),
         }));
-        told_to_stop().await?;
+        signals.told().await;
         tokio::task::spawn_blocking(move || running.end()).await?;
         anyhow::Ok(())
     })?;
@@ -194,14 +255,17 @@ pub fn coordinator(args: CoordinatorArgs) -> anyhow::Result<()> {
 
 /// `moonlive gateway`
 pub fn gateway(args: GatewayArgs) -> anyhow::Result<()> {
-    let runtime = begin(&args.child)?;
+    let runtime = begin(&args.child, &args.listening)?;
+    let listen = listen(&args.listening)?;
     let dir = directory(&args.place.dir)?;
     runtime.block_on(async {
+        let mut signals = Signals::new()?;
         let log = gateway::open_log(&dir)?;
         let config = gateway::Config {
             dir,
+            listen,
             http: args.http,
-            beyond_loopback: args.listen_beyond_loopback,
+            beyond_loopback: args.listening.listen_beyond_loopback,
             limits: recovery_limits(),
         };
         let running = gateway::start(config, Arc::clone(&log)).await?;
@@ -210,7 +274,7 @@ pub fn gateway(args: GatewayArgs) -> anyhow::Result<()> {
             "ready": "gateway", "http": at.http.to_string(), "mesh": at.mesh.to_string(),
             "store": at.store.to_string(), "rpc": at.rpc.to_string(), "pid": std::process::id(),
         }));
-        told_to_stop().await?;
+        signals.told().await;
         running.end().await;
         anyhow::Ok(())
     })?;

@@ -10,6 +10,7 @@ mod daemons;
 mod demo;
 mod exit;
 mod report;
+mod soak;
 mod up;
 
 use clap::Parser;

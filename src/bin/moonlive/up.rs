@@ -1,5 +1,6 @@
 //! `moonlive up`: a whole deployment on this machine, kept running until a signal.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,8 +8,23 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::UpArgs;
-use crate::cluster::{Cluster, FILE, Plan, TempDir};
+use crate::cli::{ListenArgs, UpArgs};
+use crate::cluster::{Always, Cluster, FILE, Plan, TempDir};
+
+/// The flags that all daemons are given. Each has ports of its own: the kernel chooses them.
+fn everywhere(listening: &ListenArgs) -> Vec<String> {
+    let mut all = vec!["--log".to_owned(), listening.log.clone()];
+    if let Some(at) = listening.listen {
+        all.extend([
+            "--listen".to_owned(),
+            format!("{}", SocketAddr::new(at.ip(), 0)),
+        ]);
+    }
+    if listening.listen_beyond_loopback {
+        all.push("--listen-beyond-loopback".to_owned());
+    }
+    all
+}
 
 /// Runs until SIGINT or SIGTERM.
 pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
@@ -38,6 +54,13 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
         workers: (0..args.workers).map(|n| format!("w{n}")).collect(),
         one_process: false,
         engine: args.engine,
+        always: Always {
+            daemons: everywhere(&args.listening),
+            workers: match args.pace {
+                Some(pace) => vec!["--pace".into(), format!("{}us", pace.as_micros())],
+                None => Vec::new(),
+            },
+        },
         extra: Vec::new(),
     };
     let mut cluster = plan.start()?;

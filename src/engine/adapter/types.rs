@@ -261,7 +261,8 @@ pub struct ImportSpec {
     pub header: ObjectSetHeader,
     /// The source's fingerprint, judged by the engine's policy before anything is reserved.
     pub source: Fingerprint,
-    /// Generator that must be continued.
+    /// Generator that must be continued; a request whose control state says that it draws nothing
+    /// (greedy) is taken under any.
     pub rng: RngKind,
     /// Prompt tokens.
     pub prompt_tokens: u64,

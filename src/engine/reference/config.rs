@@ -137,6 +137,9 @@ pub struct EngineConfig {
     /// Have all pages of the pool present from the start, as a serving engine has: otherwise the
     /// first use of each block pays for page faults, and what migrates in pays for them all.
     pub prefault: bool,
+    /// A step of the engine's own thread begins at least this long after the one before it (0: at
+    /// once): streams of a small model then last as long on a fast machine as on a busy one.
+    pub pace: Duration,
 }
 
 impl EngineConfig {
@@ -161,6 +164,7 @@ impl EngineConfig {
             profile_policy: ProfilePolicy::exact(),
             shared_memory: false,
             prefault: false,
+            pace: Duration::ZERO,
         }
     }
 

@@ -63,6 +63,8 @@ pub struct RequestStatus {
     pub waiting: bool,
     /// Held by a migration.
     pub held: bool,
+    /// Somebody waits for its next step boundary: no step of it begins.
+    pub boundary_wanted: bool,
 }
 
 /// The driver thread; joined when the last handle goes.
@@ -296,6 +298,7 @@ impl Engine {
             owner_epoch: e.owner_epoch,
             waiting: e.phase == Phase::Waiting,
             held: e.hold.is_some(),
+            boundary_wanted: e.boundary_wanted > 0,
         })
     }
 

@@ -346,7 +346,12 @@ impl Shared {
                     }
                 }
             };
+            let began = std::time::Instant::now();
             self.run_tasks(&mut tasks, &mut out);
+            if let Some(rest) = self.config.pace.checked_sub(began.elapsed()) {
+                // Between steps: nothing is in flight, and a hold takes effect at once.
+                std::thread::sleep(rest);
+            }
         }
     }
 }

@@ -11,8 +11,8 @@ use tokio::sync::{broadcast, watch};
 
 use crate::drive::envelope;
 use crate::drive::{
-    Handler, Hands, Hello, Mesh, Payloads, RouteStore, Routes, Timers, cause_word, kind, name,
-    now_ns, run,
+    Handler, Hands, Hello, Mesh, Payloads, Phase, RouteStore, Routes, Timers, cause_word, kind,
+    name, now_ns, run,
 };
 use crate::id::{MigrationEpoch, RequestId, WorkerRef};
 use crate::migrate::coordinator::{Coordinator, Do, Done, Ended, Event};
@@ -20,6 +20,7 @@ use crate::migrate::io::{self, Payload, Peer, Report, Step, Timer};
 use crate::migrate::limits::Limits;
 use crate::migrate::msg::{Body, Msg};
 use crate::node::faults::{Fault, Faults, step_name};
+use crate::node::metrics::CoordinatorMetrics;
 use crate::node::options::Options;
 use crate::node::registry::Registry;
 use crate::rpc::v1;
@@ -49,6 +50,8 @@ pub struct Core {
     pub term: AtomicU64,
     /// What happened, for watchers.
     pub events: broadcast::Sender<v1::MigrationEvent>,
+    /// What is counted for operators.
+    pub metrics: CoordinatorMetrics,
     /// Migrations that ended committed.
     pub committed: AtomicU64,
     /// Migrations that ended otherwise.
@@ -76,6 +79,7 @@ struct JobState {
     epoch: MigrationEpoch,
     source: Option<WorkerRef>,
     destination: Option<WorkerRef>,
+    phase: Phase,
 }
 
 /// Who took part in a migration.
@@ -117,6 +121,7 @@ impl Core {
             leader: AtomicBool::new(false),
             term: AtomicU64::new(0),
             events: broadcast::Sender::new(EVENTS),
+            metrics: CoordinatorMetrics::default(),
             committed: AtomicU64::new(0),
             aborted: AtomicU64::new(0),
             mesh: OnceLock::new(),
@@ -172,6 +177,7 @@ impl Core {
                     epoch: MigrationEpoch(0),
                     source: None,
                     destination: None,
+                    phase: Phase::default(),
                 }),
                 ended: watch::Sender::new(None),
             });
@@ -187,6 +193,7 @@ impl Core {
         let mut state = job.state.lock();
         let state = &mut *state;
         let ended = {
+            let _in_phase = state.phase.span().entered();
             let mut hands = CoordinatorHands {
                 core: self,
                 job,
@@ -195,6 +202,7 @@ impl Core {
                 epoch: &mut state.epoch,
                 source: &mut state.source,
                 destination: &mut state.destination,
+                phase: &mut state.phase,
                 ended: None,
             };
             run(&mut state.machine, &mut hands, event);
@@ -202,6 +210,9 @@ impl Core {
         };
         if let Some(ended) = ended {
             self.jobs.lock().remove(&job.request);
+            state.phase.end();
+            let (outcome, cause) = words(&ended);
+            self.metrics.ended(outcome, cause);
             match ended {
                 Ended::Committed { .. } => self.committed.fetch_add(1, Ordering::Relaxed),
                 _ => self.aborted.fetch_add(1, Ordering::Relaxed),
@@ -267,7 +278,20 @@ struct CoordinatorHands<'a> {
     epoch: &'a mut MigrationEpoch,
     source: &'a mut Option<WorkerRef>,
     destination: &'a mut Option<WorkerRef>,
+    phase: &'a mut Phase,
     ended: Option<Ended>,
+}
+
+/// An end as labels: outcome and cause.
+fn words(ended: &Ended) -> (&'static str, String) {
+    match ended {
+        Ended::Committed { .. } => ("committed", "none".to_owned()),
+        Ended::Aborted { cause, .. } => ("aborted", cause.map_or("aborted", cause_word).to_owned()),
+        Ended::Superseded { .. } => ("aborted", "superseded".to_owned()),
+        Ended::Refused(_) => ("refused", "refused".to_owned()),
+        Ended::NoSuchRequest => ("refused", "no-such-request".to_owned()),
+        Ended::Nothing => ("refused", "nothing-to-do".to_owned()),
+    }
 }
 
 /// The step that a message of the coordinator begins, for injected faults.
@@ -293,6 +317,11 @@ impl Hands<Coordinator> for CoordinatorHands<'_> {
             *self.epoch = intent.migration_epoch;
             *self.source = Some(intent.src.clone());
             *self.destination = Some(intent.dst.clone());
+        }
+        // Named by what is asked for: before that the attempt has no epoch yet.
+        if let Some(step) = step_of(&msg.body) {
+            self.phase
+                .enter("coordinator", msg.request, msg.epoch, step);
         }
         let bytes = match &msg.body {
             Body::Prepare { .. } => self.options.encode().into(),

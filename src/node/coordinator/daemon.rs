@@ -1,5 +1,6 @@
 //! A coordinator as a daemon.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +11,14 @@ use parking_lot::Mutex;
 use super::core::{Core, Inbox};
 use super::lead::lead;
 use super::service::Service;
-use crate::drive::{Mesh, MeshOptions, Routes, Timers};
+use crate::drive::{Listen, Mesh, MeshOptions, Port, Routes, Timers};
 use crate::metastore::{MetaStore, RemoteOptions, RemoteStore};
 use crate::migrate::io::Peer;
 use crate::migrate::limits::Limits;
 use crate::node::faults::{self, Faults};
 use crate::node::registry::{Card, Registry};
-use crate::rpc::Server;
 use crate::rpc::v1::coordinator_server::CoordinatorServer;
+use crate::rpc::{Page, Server};
 use crate::wire::Endpoint;
 
 /// Threads that run due timers.
@@ -29,12 +30,18 @@ pub struct Config {
     pub id: String,
     /// Where its sockets go.
     pub dir: PathBuf,
+    /// Unix sockets there, or TCP.
+    pub listen: Listen,
+    /// Where its counters can be read over HTTP.
+    pub metrics: SocketAddr,
     /// The metadata store.
     pub store: Endpoint,
     /// Bounds of the protocol.
     pub limits: Limits,
     /// Injected faults.
     pub fault: Option<faults::Plan>,
+    /// Take further faults over the control RPC (testing).
+    pub open_to_faults: bool,
 }
 
 /// A coordinator that could not be started.
@@ -55,7 +62,8 @@ pub struct Running {
     rpc_at: Endpoint,
     stop: Arc<AtomicBool>,
     leading: Mutex<Option<JoinHandle<()>>>,
-    rpc: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    serving: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    metrics_at: SocketAddr,
 }
 
 fn fail(what: &'static str) -> impl Fn(&dyn std::fmt::Display) -> StartError {
@@ -75,7 +83,12 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         RemoteOptions::default(),
     ));
     let registry = Registry::new(Arc::clone(&store));
-    let faults = Faults::new(config.fault, config.id.clone(), &config.dir);
+    let faults = Faults::new(
+        config.fault,
+        config.open_to_faults,
+        config.id.clone(),
+        &config.dir,
+    );
     let core = Arc::new(Core::new(
         config.id.clone(),
         nonce,
@@ -92,20 +105,19 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     };
     let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
     // The nonce is in the names, so that a coordinator can start while another of its name dies.
-    let socket = |kind: &str| {
-        Endpoint::unix(
-            config
-                .dir
-                .join(format!("{}-{nonce:x}.{kind}.sock", config.id)),
-        )
-    };
-    let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let server = Server::bind(&rpc_at, false)
+    let name = format!("{}-{nonce:x}", config.id);
+    let socket = |what: Port| config.listen.endpoint(&config.dir, &name, what);
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let server = Server::bind(&rpc_at, config.listen.exposed())
         .await
         .map_err(|e| fail("control RPC")(&e))?;
+    let page = Page::bind(config.metrics, config.listen.exposed())
+        .await
+        .map_err(|e| fail("metrics")(&e))?;
+    let metrics_at = page.at();
     let options = MeshOptions {
-        listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
-        allow_remote: false,
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
     };
@@ -148,6 +160,12 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
             tracing::error!(%error, "the control RPC ended");
         }
     });
+    let counted = Arc::clone(&core);
+    let page = tokio::spawn(page.serve(Arc::new(move || {
+        let leads = counted.leader.load(Ordering::SeqCst);
+        let term = counted.term.load(Ordering::SeqCst);
+        counted.metrics.page(counted.running().len(), leads, term)
+    })));
     let stop = Arc::new(AtomicBool::new(false));
     let (leading, stopping) = (Arc::clone(&core), Arc::clone(&stop));
     let leading = std::thread::Builder::new()
@@ -161,7 +179,8 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         rpc_at,
         stop,
         leading: Mutex::new(Some(leading)),
-        rpc: Mutex::new(Some(rpc)),
+        serving: Mutex::new(vec![rpc, page]),
+        metrics_at,
     })
 }
 
@@ -169,6 +188,11 @@ impl Running {
     /// The coordinator.
     pub fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+
+    /// Where its counters are read.
+    pub fn metrics_at(&self) -> SocketAddr {
+        self.metrics_at
     }
 
     /// Its control RPC.
@@ -188,8 +212,6 @@ impl Running {
         }
         self.core.stop();
         self.mesh.stop();
-        if let Some(rpc) = self.rpc.lock().take() {
-            rpc.abort();
-        }
+        self.serving.lock().drain(..).for_each(|task| task.abort());
     }
 }

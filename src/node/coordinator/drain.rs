@@ -11,10 +11,13 @@ use crate::id::RequestId;
 use crate::node::options::Options;
 use crate::node::registry::Card;
 use crate::route::{RoutePhase, Versioned};
-use crate::rpc::v1;
+use crate::rpc::v1::worker_client::WorkerClient;
+use crate::rpc::{self, v1};
 
 /// Migrations of one drain at a time.
 const AT_ONCE: usize = 4;
+/// How long reaching the worker may take.
+const ASK: Duration = Duration::from_secs(2);
 /// Pause before requests that did not move are tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -43,6 +46,19 @@ fn owned(records: &[Versioned], worker: &str) -> Vec<RequestId> {
         .collect()
 }
 
+/// Tells the worker itself, which then admits nothing and says so to the gateway.
+async fn tell_worker(card: &Card) -> Result<(), Status> {
+    let unreachable = |e: &dyn std::fmt::Display| {
+        Status::unavailable(format!("worker {} does not answer: {e}", card.id))
+    };
+    let at = card.rpc.parse().map_err(|e| unreachable(&e))?;
+    let channel = rpc::connect(&at, ASK).await.map_err(|e| unreachable(&e))?;
+    let mut ask = tonic::Request::new(v1::DrainingRequest { draining: true });
+    ask.set_timeout(ASK);
+    let told = WorkerClient::new(channel).drain(ask).await;
+    told.map(drop).map_err(|s| unreachable(&s.message()))
+}
+
 /// Moves everything off `worker` before the deadline; what has not moved by then stays there.
 pub async fn drain(
     service: &Service,
@@ -62,6 +78,7 @@ pub async fn drain(
         .await
         .map_err(|e| Status::internal(e.to_string()))?
         .map_err(|e| Status::unavailable(e.to_string()))?;
+    tell_worker(&card).await?;
     let mut hopeless: HashSet<RequestId> = HashSet::new();
     loop {
         let (cards, records) = look(service).await?;

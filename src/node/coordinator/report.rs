@@ -208,6 +208,9 @@ pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationRepor
         (Some(from), Some(to)) if migrated => to.saturating_sub(from),
         _ => 0,
     };
+    if pause > 0 {
+        core.metrics.pause.observe(pause as f64 / 1e9);
+    }
     let pages = u32::try_from(times.count("pages")).unwrap_or(u32::MAX);
     v1::MigrationReport {
         request: job.request.to_string(),

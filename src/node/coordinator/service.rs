@@ -237,4 +237,12 @@ impl coordinator_server::Coordinator for Service {
         let events = events.filter_map(|e| e.ok().map(Ok));
         Ok(Response::new(Box::pin(events)))
     }
+
+    async fn inject(
+        &self,
+        request: Request<v1::InjectRequest>,
+    ) -> Result<Response<v1::InjectReply>, Status> {
+        convert::arm(&self.0.faults, &request.into_inner())?;
+        Ok(Response::new(v1::InjectReply {}))
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ use crate::node::emit::Emitter;
 use crate::node::faults::Faults;
 use crate::node::jobs::Jobs;
 use crate::node::measure::{Measures, at};
+use crate::node::metrics::WorkerMetrics;
 use crate::node::options::Options;
 use crate::node::serving::Serving;
 use crate::node::spec::SourceSpec;
@@ -62,12 +64,15 @@ pub struct Core {
     pub limits: Limits,
     /// What was measured.
     pub measures: Measures,
+    /// What is counted for operators.
+    pub metrics: WorkerMetrics,
     /// Injected faults; none in a product's run.
     pub faults: Arc<Faults>,
     /// Threads for hashing and copying.
     pub jobs: Jobs,
     /// Takes part in null handoffs.
     pub(super) null_handoffs: bool,
+    draining: AtomicBool,
     past: Past,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<TimerKey>>,
@@ -101,9 +106,11 @@ impl Core {
             bulk,
             limits,
             measures: Measures::default(),
+            metrics: WorkerMetrics::default(),
             faults,
             jobs,
             null_handoffs: false,
+            draining: AtomicBool::new(false),
             past: Past::default(),
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
@@ -268,6 +275,7 @@ impl Core {
             return;
         };
         let (payloads, at) = (&mut state.payloads, &mut state.outgoing);
+        let _in_phase = at.phase.span().entered();
         run(
             machine,
             &mut SourceHands {
@@ -295,6 +303,7 @@ impl Core {
             return;
         };
         let (payloads, at) = (&mut state.payloads, &mut state.incoming);
+        let _in_phase = at.phase.span().entered();
         run(
             machine,
             &mut DestinationHands {
@@ -382,6 +391,35 @@ impl Core {
         self.tell_gateway(kind::CHECKPOINT, request, &checkpoint.encode());
     }
 
+    /// Takes no requests from now on, or does again, and tells the gateway.
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::SeqCst);
+        self.tell_draining();
+    }
+
+    /// Whether it takes no requests.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Tells the gateway whether it takes requests.
+    pub fn tell_draining(&self) {
+        let Some(mesh) = self.mesh.get() else { return };
+        let byte = [u8::from(self.is_draining())];
+        let parts = [IoSlice::new(&byte)];
+        let sent = mesh.send(
+            &Peer::Gateway,
+            kind::DRAINING,
+            0,
+            &parts,
+            Instant::now() + SEND,
+        );
+        if let Err(error) = sent {
+            // Told again once its link is up.
+            tracing::debug!(%error, "the gateway was not told");
+        }
+    }
+
     /// Tells the gateway that the engine failed on a request.
     pub fn send_closed(&self, request: RequestId, epoch: OwnerEpoch) {
         self.tell_gateway(kind::CLOSED, request, &epoch.0.to_le_bytes());
@@ -446,6 +484,9 @@ impl Core {
                 }
             }
             Body::Accepted { through, .. } => self.emitter.acked(request, *through),
+            Body::Fenced { .. } => {
+                self.metrics.batches_refused.inc();
+            }
             Body::Reserve { intent } => {
                 state.incoming.source = Some(intent.src.clone());
                 let options = SourceSpec::decode(bytes)

@@ -11,18 +11,14 @@ use crate::page::{Component, TokenView};
 
 /// `corrupt-resident-early`: after the bytes landed, before they are hashed.
 pub fn before_verify(core: &Core, stage: StageId, tokens: &Range<u64>) {
-    if core.faults.planned(Fault::CorruptResidentEarly).is_some()
-        && let Some(seed) = core.faults.due(Fault::CorruptResidentEarly, Step::Stream)
-    {
+    if let Some(seed) = core.faults.due(Fault::CorruptResidentEarly, Step::Stream) {
         flip_resident(core, stage, tokens, seed);
     }
 }
 
 /// `corrupt-resident-late`: after the page was hashed and found equal.
 pub fn after_verify(core: &Core, stage: StageId, tokens: &Range<u64>) {
-    if core.faults.planned(Fault::CorruptResidentLate).is_some()
-        && let Some(seed) = core.faults.due(Fault::CorruptResidentLate, Step::Stream)
-    {
+    if let Some(seed) = core.faults.due(Fault::CorruptResidentLate, Step::Stream) {
         flip_resident(core, stage, tokens, seed);
     }
 }

@@ -1,6 +1,7 @@
 //! A worker as a daemon: everything started in the order that needs nothing before it is there, and
 //! ended in the order that loses nothing.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +16,7 @@ use super::service::{Listening, Service};
 use super::sink::Sink;
 use crate::digest::Digester;
 use crate::drive::{
-    Handler, Hello, Mesh, MeshOptions, Routes, Timers, envelope, kind, name, now_ns,
+    Handler, Hello, Listen, Mesh, MeshOptions, Port, Routes, Timers, envelope, kind, name, now_ns,
 };
 use crate::engine::adapter::EngineAdapter;
 use crate::engine::reference::{CloseReason, Engine, EngineConfig};
@@ -31,8 +32,8 @@ use crate::node::jobs::Jobs;
 use crate::node::paths;
 use crate::node::registry::{Card, Registry};
 use crate::page::ObjectSetHeader;
-use crate::rpc::Server;
 use crate::rpc::v1::worker_server::WorkerServer;
+use crate::rpc::{Page, Server};
 use crate::wire::Endpoint;
 
 /// Threads of each lane for hashing and copying.
@@ -46,6 +47,8 @@ const TIMERS: usize = 2;
 const TEND: Duration = Duration::from_millis(100);
 /// How often what is left of ended requests is forgotten, in looks.
 const SWEEP: u32 = 50;
+/// How often idle bulk links are closed, in looks.
+const TIDY: u32 = 10;
 
 /// What a worker is started with.
 pub struct Config {
@@ -53,6 +56,10 @@ pub struct Config {
     pub id: WorkerId,
     /// Where its sockets go.
     pub dir: PathBuf,
+    /// Unix sockets there, or TCP.
+    pub listen: Listen,
+    /// Where its counters can be read over HTTP.
+    pub metrics: SocketAddr,
     /// The gateway's mesh listener.
     pub gateway: Endpoint,
     /// The metadata store.
@@ -63,6 +70,8 @@ pub struct Config {
     pub limits: Limits,
     /// Injected faults.
     pub fault: Option<faults::Plan>,
+    /// Take further faults over the control RPC (testing).
+    pub open_to_faults: bool,
     /// Write KV and control state at this output token.
     pub dump_at: Option<u64>,
     /// Flip the last bit of this output token on its way out (testing).
@@ -89,14 +98,14 @@ pub struct Running {
     engine: Engine,
     mesh: Mesh,
     registry: Registry,
-    draining: Arc<AtomicBool>,
     stop: Arc<Notify>,
     ended: Arc<AtomicBool>,
     sending: Mutex<Option<Sending>>,
     tending: Mutex<Option<std::thread::JoinHandle<()>>>,
-    rpc: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    serving: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     card: Card,
     data: Vec<String>,
+    metrics_at: SocketAddr,
 }
 
 /// Tokens as the protocol's `Emit`.
@@ -118,6 +127,7 @@ impl Outlet for ToGateway {
         {
             t.token ^= 1;
         }
+        let sent = tokens.len() as u64;
         let body = Body::Emit {
             owner_epoch,
             tokens,
@@ -131,7 +141,12 @@ impl Outlet for ToGateway {
         let parts = [std::io::IoSlice::new(&head)];
         let deadline = Instant::now() + Duration::from_secs(2);
         match mesh.send(&Peer::Gateway, kind::PROTOCOL, 0, &parts, deadline) {
-            Ok(()) => true,
+            Ok(()) => {
+                if let Some(core) = self.core.get().and_then(|c| c.upgrade()) {
+                    core.metrics.tokens_sent.inc_by(sent);
+                }
+                true
+            }
             Err(error) => {
                 tracing::debug!(%request, %error, "tokens wait for the gateway");
                 false
@@ -228,9 +243,14 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     ));
     let registry = Registry::new(Arc::clone(&store));
     registry.learn(&Peer::Gateway, &config.gateway);
-    let faults = Arc::new(Faults::new(config.fault, id.clone(), &config.dir));
-    let opened =
-        paths::open(&config.id, &config.dir, &faults).map_err(|e| fail("bulk paths")(&e))?;
+    let faults = Arc::new(Faults::new(
+        config.fault,
+        config.open_to_faults,
+        id.clone(),
+        &config.dir,
+    ));
+    let opened = paths::open(&config.id, &config.dir, &config.listen, &faults)
+        .map_err(|e| fail("bulk paths")(&e))?;
     let data: Vec<String> = opened.iter().map(|t| t.endpoint().to_string()).collect();
     let core = Core::new(
         me.clone(),
@@ -254,19 +274,23 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         }
     };
     let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
-    let socket = |kind: &str| Endpoint::unix(config.dir.join(format!("{id}.{kind}.sock")));
-    let rpc_at = socket("rpc").map_err(|e| fail("socket path")(&e))?;
-    let server = Server::bind(&rpc_at, false)
+    let socket = |what: Port| config.listen.endpoint(&config.dir, &id, what);
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let server = Server::bind(&rpc_at, config.listen.exposed())
         .await
         .map_err(|e| fail("control RPC")(&e))?;
+    let page = Page::bind(config.metrics, config.listen.exposed())
+        .await
+        .map_err(|e| fail("metrics")(&e))?;
+    let metrics_at = page.at();
     let inbox = Arc::new(Inbox {
         core: OnceLock::new(),
         registry: registry.clone(),
     });
     let _ = inbox.core.set(Arc::clone(&core));
     let options = MeshOptions {
-        listen: vec![socket("mesh").map_err(|e| fail("socket path")(&e))?],
-        allow_remote: false,
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
     };
@@ -289,17 +313,12 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         paths: core.bulk.names().into_iter().map(str::to_owned).collect(),
         draining: false,
     };
-    let (draining, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let stop = Arc::new(Notify::new());
     let listening = Listening {
         mesh: mesh_at,
         data: data.join(","),
     };
-    let service = Service::new(
-        Arc::clone(&core),
-        listening,
-        Arc::clone(&draining),
-        Arc::clone(&stop),
-    );
+    let service = Service::new(Arc::clone(&core), listening, Arc::clone(&stop));
     let routes = tonic::service::Routes::new(
         WorkerServer::new(service)
             .max_decoding_message_size(crate::rpc::MAX_MESSAGE)
@@ -315,6 +334,11 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
             tracing::error!(%error, "the control RPC ended");
         }
     });
+    let counted = Arc::clone(&core);
+    let page = tokio::spawn(page.serve(Arc::new(move || {
+        let pending = counted.emitter.pending();
+        counted.metrics.page(&counted.engine.load(), pending)
+    })));
     let outlet = Arc::new(ToGateway {
         mesh: OnceLock::new(),
         core: OnceLock::new(),
@@ -336,27 +360,27 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         engine,
         mesh,
         registry,
-        draining,
         stop,
         ended,
         sending: Mutex::new(Some(sending)),
         tending: Mutex::new(Some(tending)),
-        rpc: Mutex::new(Some(rpc)),
+        serving: Mutex::new(vec![rpc, page]),
         card,
         data,
+        metrics_at,
     })
 }
 
 /// The second half of `late-write`: once the first has fired, a put under a dead grant.
 fn late_put_when_due(core: &Arc<Core>) {
-    if core.faults.planned(faults::Fault::LateWrite).is_none() {
+    if !core.faults.planned(faults::Fault::LateWrite) {
         return;
     }
     let core = Arc::clone(core);
     let jobs = Arc::clone(&core);
     jobs.jobs.run(move || {
         let end = Instant::now() + Duration::from_secs(300);
-        while !core.faults.has_fired() {
+        while !core.faults.has_fired(faults::Fault::LateWrite) {
             if Instant::now() >= end {
                 return;
             }
@@ -386,11 +410,19 @@ fn tend(
         while !ended.load(Ordering::SeqCst) {
             if !mesh.linked(&Peer::Gateway) {
                 match mesh.open(&Peer::Gateway) {
-                    Ok(()) => core.emitter.resend(),
+                    Ok(()) => {
+                        core.emitter.resend();
+                        if core.is_draining() {
+                            core.tell_draining();
+                        }
+                    }
                     Err(error) => tracing::debug!(%error, "the gateway does not answer"),
                 }
             }
             looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(TIDY) {
+                core.bulk.tend();
+            }
             if looks.is_multiple_of(SWEEP) {
                 core.sweep();
             }
@@ -411,6 +443,11 @@ impl Running {
         &self.card
     }
 
+    /// Where its counters are read.
+    pub fn metrics_at(&self) -> SocketAddr {
+        self.metrics_at
+    }
+
     /// Its bulk listeners.
     pub fn data(&self) -> &[String] {
         &self.data
@@ -422,15 +459,28 @@ impl Running {
     }
 
     /// Admits nothing from now on, and says so.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
+    pub async fn drain(&self) {
         let card = Card {
             draining: true,
             ..self.card.clone()
         };
-        if let Err(error) = self.registry.publish_worker(&card) {
-            tracing::warn!(%error, "cannot say that this worker is being emptied");
+        let (core, registry) = (Arc::clone(&self.core), self.registry.clone());
+        let said = tokio::task::spawn_blocking(move || {
+            core.set_draining(true);
+            registry.publish_worker(&card).map_err(|e| e.to_string())
+        });
+        if let Err(error) = said.await.unwrap_or_else(|e| Err(e.to_string())) {
+            tracing::warn!(error, "cannot say that this worker is being emptied");
         }
+    }
+
+    /// Whether a link to `peer` is up.
+    pub fn linked(&self, peer: &Peer) -> bool {
+        self.mesh.linked(peer)
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     /// Requests that still run here.
@@ -458,9 +508,7 @@ impl Running {
         if let Some(tending) = self.tending.lock().take() {
             let _ = tending.join();
         }
-        if let Some(rpc) = self.rpc.lock().take() {
-            rpc.abort();
-        }
+        self.serving.lock().drain(..).for_each(|task| task.abort());
         tracing::info!(at_ns = now_ns(), "ended");
     }
 }

@@ -9,7 +9,7 @@ use super::corrupt;
 use super::pull;
 use super::slot::{Incoming, RemoteTable, Role, Slot};
 use super::source::leaves;
-use crate::drive::{Hands, Payloads, RouteStore};
+use crate::drive::{Hands, Payloads, RouteStore, cause_word};
 use crate::engine::adapter::{Activation, Manifest, PageDigests, StageId, View};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::migrate::destination::{Destination, Do, Done, Pulled, Staged};
@@ -174,21 +174,32 @@ impl Hands<Destination> for DestinationHands<'_> {
 
     fn report(&mut self, report: Report) {
         let (request, epoch) = (self.slot.request, self.at.epoch);
+        self.at.phase.follow("destination", request, epoch, &report);
         match report {
-            Report::Decided { .. } => self.core.measures.at(request, epoch, at::DECIDED),
+            Report::GivingUp(cause) => self.at.cause = Some(cause),
+            Report::Decided { committed } => {
+                self.core.measures.at(request, epoch, at::DECIDED);
+                let cause = self.at.cause.take().map_or("decided-elsewhere", cause_word);
+                self.core.metrics.ended("destination", committed, cause);
+            }
             Report::Released { quarantined } => {
                 self.core.measures.at(request, epoch, at::RELEASED);
                 self.core
                     .measures
                     .add(request, epoch, "quarantined", quarantined);
+                self.core.metrics.quarantined.inc_by(quarantined);
                 self.payloads.drop_through(epoch);
                 self.at.tables.clear();
             }
             Report::Mismatch { page, .. } => {
                 tracing::warn!(%request, epoch = epoch.0, page, "a page differs from its claim");
+                self.core.metrics.mismatches.inc();
                 self.core.measures.add(request, epoch, "mismatches", 1);
             }
-            Report::Stale(_) => self.core.measures.add(request, epoch, "stale", 1),
+            Report::Stale(reason) => {
+                self.core.metrics.stale("destination", reason);
+                self.core.measures.add(request, epoch, "stale", 1);
+            }
             _ => {}
         }
         tracing::debug!(%request, epoch = epoch.0, ?report, "destination");
@@ -276,6 +287,7 @@ impl DestinationHands<'_> {
             stage: Some(stage),
             set: SetRun::new(digester).ok(),
             source: self.at.source.take(),
+            phase: std::mem::take(&mut self.at.phase),
             ..Incoming::default()
         };
         self.at.stages.push((epoch, stage));
@@ -527,6 +539,12 @@ impl DestinationHands<'_> {
             Err(error) => tracing::error!(%error, %request, "a committed request does not run"),
         }
         core.measures.at(request, self.at.epoch, at::LAUNCH);
+        let stood = core
+            .measures
+            .between(request, self.at.epoch, at::ARRIVED, at::LAUNCH);
+        if let Some(ns) = stood {
+            core.metrics.stood("destination", ns);
+        }
         self.at.fenced = false;
         core.faults.maybe_die(Fault::KillDestination, Step::Resume);
         self.at.set = None;

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
+
 use super::core::Core;
 use crate::engine::adapter::View;
 use crate::id::RequestId;
@@ -13,8 +15,9 @@ use crate::node::kv;
 
 /// Consecutive output tokens that are dumped: one that a hold misses is made up for by the next.
 const COUNT: u64 = 3;
-/// How long the engine's thread waits for the hold to be asked for.
-const ASKED: Duration = Duration::from_millis(20);
+/// How long the engine's thread waits for the hold to be asked for, and how often it looks.
+const ASKED: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_micros(100);
 const HOLD: Duration = Duration::from_secs(20);
 
 /// When to dump, and where to.
@@ -33,23 +36,28 @@ pub fn files(dir: &Path, request: RequestId, seal: u64) -> [PathBuf; 2] {
 
 impl At {
     /// Called on the engine's thread, between steps: if this is the token, asks for a hold from
-    /// another thread and gives it a moment, so that the hold takes effect at this very boundary.
+    /// another thread and waits until it is, so that the hold takes effect at this very boundary
+    /// however busy the machine is.
     pub fn reached(&self, core: &Arc<Core>, request: RequestId, seq: u64) {
         if !(self.seq..self.seq + COUNT).contains(&seq) {
             return;
         }
-        let (asking, asked) = crossbeam_channel::bounded::<()>(1);
-        let (core, dir) = (Arc::clone(core), self.dir.clone());
+        let (asking, given_up) = crossbeam_channel::bounded::<()>(0);
+        let (engine, core, dir) = (Arc::clone(&core.engine), Arc::clone(core), self.dir.clone());
         let spawned = std::thread::Builder::new()
             .name("dump".into())
             .spawn(move || {
-                let _ = asking.send(());
+                // Dropped at the end, whatever came of it: nobody waits for a hold that never comes.
+                let _asking = asking;
                 if let Err(error) = dump(&core, &dir, request) {
                     tracing::warn!(%request, error, "no dump");
                 }
             });
-        if spawned.is_ok() && asked.recv_timeout(ASKED).is_ok() {
-            std::thread::sleep(Duration::from_millis(2));
+        let end = Instant::now() + ASKED;
+        while spawned.is_ok() && !engine.boundary_wanted(request) && Instant::now() < end {
+            if let Err(RecvTimeoutError::Disconnected) = given_up.recv_timeout(LOOK) {
+                return;
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Two faults that need a past: messages of an earlier attempt that arrive during a later one, and a
 //! put into staging whose epoch has died.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::transport::{
     Access, Completion, Local, Refusal, Scope, Span, Transfer, Transport, TransportError,
 };
 
-/// Messages kept for replay.
+/// Messages kept for replay, the newest.
 const KEEP: usize = 64;
 const WAIT: Duration = Duration::from_secs(5);
 const BYTES: u64 = 4096;
@@ -24,12 +25,12 @@ pub type Kept = (Peer, Msg, Vec<u8>);
 
 /// Messages of attempts so far, kept only where `stale-epoch` is planned.
 #[derive(Default)]
-pub struct Past(Mutex<Vec<Kept>>);
+pub struct Past(Mutex<VecDeque<Kept>>);
 
 impl Past {
     /// Notes a message; returns those of earlier attempts that are to be heard again before it.
     pub fn hear(&self, faults: &Faults, from: &Peer, msg: &Msg, bytes: &[u8]) -> Vec<Kept> {
-        if faults.planned(Fault::StaleEpoch).is_none() || msg.epoch.0 == 0 {
+        if !faults.possible(Fault::StaleEpoch) || msg.epoch.0 == 0 {
             return Vec::new();
         }
         let mut kept = self.0.lock();
@@ -41,8 +42,9 @@ impl Past {
             Body::Go => Some(Step::CopyTail),
             _ => None,
         };
-        if kept.len() < KEEP {
-            kept.push((from.clone(), msg.clone(), bytes.to_vec()));
+        kept.push_back((from.clone(), msg.clone(), bytes.to_vec()));
+        if kept.len() > KEEP {
+            kept.pop_front();
         }
         match step {
             Some(step) if !old.is_empty() && faults.due(Fault::StaleEpoch, step).is_some() => old,

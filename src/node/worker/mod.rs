@@ -6,6 +6,7 @@ mod daemon;
 mod destination;
 pub mod dump;
 mod late;
+mod leave;
 pub mod null;
 mod pull;
 mod rebuild;

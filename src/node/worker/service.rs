@@ -1,7 +1,6 @@
 //! The worker's control RPC.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
@@ -27,7 +26,6 @@ pub struct Listening {
 pub struct Service {
     core: Arc<Core>,
     listening: Arc<Listening>,
-    draining: Arc<AtomicBool>,
     stop: Arc<Notify>,
 }
 
@@ -55,16 +53,10 @@ async fn blocking<T: Send + 'static>(
 
 impl Service {
     /// Over this worker; `stop` is notified by `Shutdown`.
-    pub fn new(
-        core: Arc<Core>,
-        listening: Listening,
-        draining: Arc<AtomicBool>,
-        stop: Arc<Notify>,
-    ) -> Self {
+    pub fn new(core: Arc<Core>, listening: Listening, stop: Arc<Notify>) -> Self {
         Self {
             core,
             listening: Arc::new(listening),
-            draining,
             stop,
         }
     }
@@ -109,7 +101,7 @@ impl worker_server::Worker for Service {
         &self,
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitReply>, Status> {
-        if self.draining.load(Ordering::SeqCst) {
+        if self.core.is_draining() {
             return Err(Status::unavailable(
                 "this worker is being emptied: try another",
             ));
@@ -160,7 +152,7 @@ impl worker_server::Worker for Service {
                 });
         Ok(Response::new(v1::WorkerStatus {
             worker: Some(worker_msg(&self.core.me)),
-            draining: self.draining.load(Ordering::SeqCst),
+            draining: self.core.is_draining(),
             running: load.running,
             waiting: load.waiting,
             blocks_total: load.blocks_total,
@@ -188,11 +180,28 @@ impl worker_server::Worker for Service {
         Ok(Response::new(reply))
     }
 
+    async fn drain(
+        &self,
+        request: Request<v1::DrainingRequest>,
+    ) -> Result<Response<v1::DrainingReply>, Status> {
+        let (core, draining) = (Arc::clone(&self.core), request.into_inner().draining);
+        blocking(move || core.set_draining(draining)).await?;
+        Ok(Response::new(v1::DrainingReply {}))
+    }
+
     async fn shutdown(
         &self,
         _: Request<v1::ShutdownRequest>,
     ) -> Result<Response<v1::ShutdownReply>, Status> {
         self.stop.notify_one();
         Ok(Response::new(v1::ShutdownReply {}))
+    }
+
+    async fn inject(
+        &self,
+        request: Request<v1::InjectRequest>,
+    ) -> Result<Response<v1::InjectReply>, Status> {
+        convert::arm(&self.core.faults, &request.into_inner())?;
+        Ok(Response::new(v1::InjectReply {}))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::null::Claim;
-use crate::drive::Payloads;
+use crate::drive::{Payloads, Phase};
 use crate::engine::adapter::{Boundary, PinId, Pinned, StageId};
 use crate::engine::reference::GenerateSpec;
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerRef};
@@ -20,6 +20,7 @@ use crate::node::bulk::Grant;
 use crate::node::kv::SetRun;
 use crate::node::options::Options;
 use crate::node::spec::SourceSpec;
+use crate::route::Cause;
 
 /// Which machine of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +95,10 @@ pub struct Outgoing {
     pub boundary: Option<Boundary>,
     /// Tokens whose ids went out with offers: `0..told`.
     pub told: u64,
+    /// The phase it is in here.
+    pub phase: Phase,
+    /// Why this side gave it up, if it did.
+    pub cause: Option<Cause>,
 }
 
 /// A block range of the source as its offer told it.
@@ -130,6 +135,10 @@ pub struct Incoming {
     pub fenced: bool,
     /// In a null handoff: what the push claimed.
     pub null: Option<Claim>,
+    /// The phase it is in here.
+    pub phase: Phase,
+    /// Why this side gave it up, if it did.
+    pub cause: Option<Cause>,
 }
 
 /// The rebuilder's executor.

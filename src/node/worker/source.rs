@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::slot::{Open, Outgoing, Role, Slot};
-use crate::drive::{Hands, Payloads, RouteStore, instant_at};
+use crate::drive::{Hands, Payloads, RouteStore, cause_word, instant_at};
 use crate::engine::adapter::{AdapterError, PageDigests, View};
 use crate::id::{MigrationEpoch, RequestId};
 use crate::migrate::io::{Event, Op, Payload, Peer, Report, Step, Timer};
@@ -140,9 +140,12 @@ impl Hands<Source> for SourceHands<'_> {
     fn report(&mut self, report: Report) {
         let request = self.slot.request;
         let epoch = self.at.epoch;
+        self.at.phase.follow("source", request, epoch, &report);
         match report {
-            Report::Decided { .. } => {
+            Report::GivingUp(cause) => self.at.cause = Some(cause),
+            Report::Decided { committed } => {
                 self.core.measures.at(request, epoch, at::DECIDED);
+                self.decided(committed);
                 self.core.faults.maybe_die(Fault::KillSource, Step::Gc);
             }
             Report::Released { quarantined } => {
@@ -150,9 +153,13 @@ impl Hands<Source> for SourceHands<'_> {
                 self.core
                     .measures
                     .add(request, epoch, "quarantined", quarantined);
+                self.core.metrics.quarantined.inc_by(quarantined);
                 self.payloads.drop_through(epoch);
             }
-            Report::Stale(_) => self.core.measures.add(request, epoch, "stale", 1),
+            Report::Stale(reason) => {
+                self.core.metrics.stale("source", reason);
+                self.core.measures.add(request, epoch, "stale", 1);
+            }
             _ => {}
         }
         tracing::debug!(%request, epoch = epoch.0, ?report, "source");
@@ -172,6 +179,17 @@ impl SourceHands<'_> {
     fn count(&self, what: &'static str) {
         let (request, epoch) = (self.slot.request, self.at.epoch);
         self.core.measures.add(request, epoch, what, 1);
+    }
+
+    /// Counts an attempt that is decided, and how long the request stood still here for it.
+    fn decided(&mut self, committed: bool) {
+        let (metrics, request) = (&self.core.metrics, self.slot.request);
+        let cause = self.at.cause.take().map_or("decided-elsewhere", cause_word);
+        metrics.ended("source", committed, cause);
+        let measures = &self.core.measures;
+        if let Some(ns) = measures.between(request, self.at.epoch, at::HELD, at::DECIDED) {
+            metrics.stood("source", ns);
+        }
     }
 
     fn note(&self, what: &str, error: Option<AdapterError>) {

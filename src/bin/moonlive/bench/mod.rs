@@ -5,7 +5,7 @@ mod digest;
 mod fence;
 mod p99;
 mod plot;
-mod progress;
+pub mod progress;
 mod quiet;
 mod rig;
 mod row;

@@ -123,6 +123,7 @@ impl Rig {
             workers: WORKERS.map(str::to_owned).to_vec(),
             one_process: false,
             engine: want.engine,
+            always: crate::cluster::Always::default(),
             extra: match want.null_handoffs {
                 true => WORKERS.map(flag).to_vec(),
                 false => Vec::new(),

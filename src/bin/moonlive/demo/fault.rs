@@ -1,6 +1,6 @@
 //! Which fault is injected into which daemon, at which step.
 
-use moonlivekv::node::faults::{Fault, Plan, draw as spread, step_name};
+use moonlivekv::node::faults::{Fault, Plan, step_name};
 
 use crate::cli::{DemoArgs, InjectKind, TransportKind};
 
@@ -61,8 +61,7 @@ fn victim(fault: Fault, transport: TransportKind) -> &'static str {
 /// Draws the step.
 pub fn draw(kind: InjectKind, args: &DemoArgs) -> Injected {
     let fault = of(kind);
-    let steps = fault.steps();
-    let step = steps[(spread(args.seed ^ 0xfa17) % steps.len() as u64) as usize];
+    let step = fault.step_of(args.seed);
     let plan = Plan {
         fault,
         step,

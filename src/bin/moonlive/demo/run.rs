@@ -98,6 +98,16 @@ fn extra(setup: &Setup<'_>) -> Vec<(String, String)> {
     extra
 }
 
+/// The run without a migration need not last: nothing is to be made good in it.
+fn pace(setup: &Setup<'_>) -> Vec<String> {
+    match setup.args.pace {
+        Some(pace) if setup.migrate => {
+            vec!["--pace".into(), format!("{}us", pace.as_micros())]
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// Runs.
 pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
     let mut engine = setup.args.engine.clone();
@@ -110,6 +120,10 @@ pub fn run(setup: &Setup<'_>) -> anyhow::Result<Outcome> {
         workers: vec!["w0".into(), "w1".into()],
         one_process: setup.args.transport == TransportKind::Local,
         engine,
+        always: cluster::Always {
+            daemons: Vec::new(),
+            workers: pace(setup),
+        },
         extra: extra(setup),
     };
     // Children are started from this very thread: they end when it does.
