@@ -40,7 +40,8 @@ fn lane(
         threads.push(thread.spawn(move || {
             if let Some(nice) = nice {
                 // On Linux this is the calling thread's alone. Refused, it works as any other.
-                let _ = rustix::process::setpriority_process(None, nice);
+                let now = rustix::process::getpriority_process(None).unwrap_or(0);
+                let _ = rustix::process::setpriority_process(None, nice.max(now));
             }
             work(&recv);
         })?);

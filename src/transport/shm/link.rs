@@ -1,25 +1,20 @@
 //! The initiator's side of one connection: copies in its caller's thread, and a thread of its own
 //! that gives grants back when the owner asks, whatever the caller is doing.
-//!
-//! A caller that waits for an answer reads the socket itself: handed over by another thread, each
-//! answer would cost one more wake-up, some 20 us. The thread keeps off the socket meanwhile, and
-//! for a few milliseconds after.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path as FsPath;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::sock::{Frame, Read, Reader, Sender};
 use crate::mem::{ReadLease, RegionKey, RegionView, RemoteRegion};
 use crate::transport::copier::{Reach, Reached, Sink};
 use crate::transport::frame::{Header, Kind, Mapping, REQUEST_BYTES_MAX, VERSION, encode_pair};
-use crate::transport::wait::{Interest, Waiter};
 use crate::transport::{Path, Refusal, Span, TransportError};
 
 /// How soon the thread sees that its link is gone.
@@ -47,48 +42,10 @@ struct State {
 }
 
 struct Inner {
-    stream: UnixStream,
     sender: Sender,
-    reader: Mutex<Reader>,
-    /// When the caller last read the socket, nanoseconds after `made`.
-    attended: AtomicU64,
-    made: Instant,
     state: Mutex<State>,
+    changed: Condvar,
     stop: AtomicBool,
-}
-
-/// How long the thread leaves the socket to a caller that has read it.
-const ATTENDED: Duration = Duration::from_millis(4);
-/// How often it looks whether the caller still does.
-const NAP: Duration = Duration::from_millis(2);
-
-impl Inner {
-    fn since_made(&self) -> u64 {
-        self.made.elapsed().as_nanos() as u64
-    }
-
-    fn is_quiet(&self) -> bool {
-        let state = self.state.lock();
-        state.answers.is_empty() && state.dead.is_none()
-    }
-
-    /// Takes in one frame, if one comes until `until`; false if the link is dead. Its caller has the
-    /// reader until the frame has taken effect, so that frames take effect in the order in which
-    /// they came, whoever reads them.
-    fn attend(&self, reader: &mut Reader, until: Instant) -> bool {
-        let end = match reader.take(&self.stream, until) {
-            Read::Frame(f) => match take(f, self) {
-                Ok(()) => return true,
-                Err(e) => e,
-            },
-            Read::Quiet if !self.stop.load(Ordering::Acquire) => return true,
-            Read::Quiet | Read::Closed => TransportError::PeerLost { errno: 0 },
-            Read::Broken(what) => TransportError::Connection { what },
-        };
-        self.sender.shutdown();
-        self.state.lock().dead.get_or_insert(end);
-        false
-    }
 }
 
 /// What has been asked and not answered.
@@ -123,7 +80,12 @@ impl ShmReach {
         let ours = stream
             .try_clone()
             .map_err(|e| TransportError::io("dup", &e))?;
-        let sender = Sender::new(ours);
+        let inner = Arc::new(Inner {
+            sender: Sender::new(ours),
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
         let hello = Header {
             offset: VERSION,
             ..Header::new(Kind::Hello, 0)
@@ -131,7 +93,7 @@ impl ShmReach {
         let lost = |e: std::io::Error| TransportError::PeerLost {
             errno: e.raw_os_error().unwrap_or(0),
         };
-        sender.send(hello, &[], &[], deadline).map_err(lost)?;
+        inner.sender.send(hello, &[], &[], deadline).map_err(lost)?;
         let mut reader = Reader::new();
         match reader.next(&stream, deadline, deadline) {
             Read::Frame(f) if f.header.kind == Kind::Welcome && f.header.offset == VERSION => {}
@@ -143,19 +105,10 @@ impl ShmReach {
             Read::Quiet => return Err(TransportError::DeadlineExceeded),
             Read::Closed => return Err(TransportError::PeerLost { errno: 0 }),
         }
-        let inner = Arc::new(Inner {
-            stream,
-            sender,
-            reader: Mutex::new(reader),
-            attended: AtomicU64::new(0),
-            made: Instant::now(),
-            state: Mutex::new(State::default()),
-            stop: AtomicBool::new(false),
-        });
         let for_thread = inner.clone();
         let thread = std::thread::Builder::new()
             .name("shm-link".into())
-            .spawn(move || listen(&for_thread))
+            .spawn(move || listen(&stream, reader, &for_thread))
             .map_err(|e| TransportError::io("clone", &e))?;
         Ok(Self {
             inner,
@@ -327,15 +280,10 @@ impl Reach for ShmReach {
     }
 
     fn doze(&mut self, until: Instant) {
-        let inner = &*self.inner;
-        inner.attended.store(inner.since_made(), Ordering::Relaxed);
-        let mut reader = inner.reader.lock();
-        // The thread may have been at the socket when the answer came.
-        if inner.is_quiet() {
-            inner.attend(&mut reader, until.min(Instant::now() + NAP));
+        let mut state = self.inner.state.lock();
+        if state.answers.is_empty() && state.dead.is_none() {
+            self.inner.changed.wait_until(&mut state, until);
         }
-        drop(reader);
-        inner.attended.store(inner.since_made(), Ordering::Relaxed);
     }
 
     fn abandon(&mut self, until: Instant) -> bool {
@@ -382,26 +330,24 @@ impl Drop for ShmReach {
     }
 }
 
-/// The link's own thread: takes in what comes while the caller does not, gives grants back.
-fn listen(inner: &Inner) {
-    let mut waiter = Waiter::new();
-    loop {
-        let attended = Duration::from_nanos(inner.attended.load(Ordering::Relaxed));
-        if inner.made.elapsed() < attended + ATTENDED && !inner.stop.load(Ordering::Acquire) {
-            std::thread::sleep(NAP);
-            continue;
+/// The link's own thread: takes answers in, gives grants back.
+fn listen(stream: &UnixStream, mut reader: Reader, inner: &Inner) {
+    let end = loop {
+        let now = Instant::now();
+        match reader.next(stream, now + TICK, now + FRAME) {
+            Read::Frame(f) => {
+                if let Err(e) = take(f, inner) {
+                    break e;
+                }
+            }
+            Read::Quiet if !inner.stop.load(Ordering::Acquire) => {}
+            Read::Quiet | Read::Closed => break TransportError::PeerLost { errno: 0 },
+            Read::Broken(what) => break TransportError::Connection { what },
         }
-        let readable = Interest {
-            read: true,
-            write: false,
-        };
-        // Not under the reader's lock: a caller that begins to wait is not kept out.
-        waiter.wait(&inner.stream, readable, Instant::now() + TICK);
-        let alive = inner.attend(&mut inner.reader.lock(), Instant::now());
-        if !alive || inner.state.lock().dead.is_some() {
-            return;
-        }
-    }
+    };
+    inner.sender.shutdown();
+    inner.state.lock().dead.get_or_insert(end);
+    inner.changed.notify_all();
 }
 
 fn take(f: Frame, inner: &Inner) -> Result<(), TransportError> {
@@ -469,6 +415,7 @@ fn take(f: Frame, inner: &Inner) -> Result<(), TransportError> {
     if inner.state.lock().answers.len() > 64 {
         return broken("answers to no question");
     }
+    inner.changed.notify_all();
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::net::{
@@ -37,24 +37,11 @@ pub(super) enum Read {
     Broken(&'static str),
 }
 
-/// Longest time from a frame's first byte to its last.
-const FRAME: Duration = Duration::from_secs(10);
-
-const READABLE: Interest = Interest {
-    read: true,
-    write: false,
-};
-
-/// What [`Read::Broken`] says of a frame that took too long.
-const LATE: &str = "a frame took too long";
-
 /// The reading half.
 pub(super) struct Reader {
     buf: Vec<u8>,
     fds: VecDeque<OwnedFd>,
     waiter: Waiter,
-    /// Since when a frame is under way, where [`Reader::take`] has seen it begin.
-    begun: Option<Instant>,
 }
 
 impl Reader {
@@ -63,7 +50,6 @@ impl Reader {
             buf: Vec::new(),
             fds: VecDeque::new(),
             waiter: Waiter::new(),
-            begun: None,
         }
     }
 
@@ -71,70 +57,49 @@ impl Reader {
     /// `frame_by`.
     pub(super) fn next(&mut self, stream: &UnixStream, tick: Instant, frame_by: Instant) -> Read {
         loop {
-            if let Some(read) = self.step(stream) {
-                return read;
-            }
-            let begun = !self.buf.is_empty();
-            let until = if begun { frame_by } else { tick };
-            if !self.waiter.wait(stream, READABLE, until) {
-                return if begun {
-                    Read::Broken(LATE)
-                } else {
-                    Read::Quiet
-                };
-            }
-        }
-    }
-
-    /// As [`next`](Self::next), but never waits beyond `until`: a frame under way by then goes on in
-    /// the next call, and is too late [`FRAME`] after it was first seen.
-    pub(super) fn take(&mut self, stream: &UnixStream, until: Instant) -> Read {
-        loop {
-            if let Some(read) = self.step(stream) {
-                self.begun = None;
-                return read;
-            }
-            let now = Instant::now();
-            if self.buf.is_empty() {
-                self.begun = None;
-            } else if now >= *self.begun.get_or_insert(now) + FRAME {
-                return Read::Broken(LATE);
-            }
-            if now >= until || !self.waiter.wait(stream, READABLE, until) {
-                return Read::Quiet;
-            }
-        }
-    }
-
-    /// Reads what is there; `None` where a frame has yet to come, or the rest of one.
-    fn step(&mut self, stream: &UnixStream) -> Option<Read> {
-        loop {
             if self.buf.len() >= HEADER_LEN {
                 let Ok(header) = Header::decode(&self.buf) else {
-                    return Some(Read::Broken("a bad header"));
+                    return Read::Broken("a bad header");
                 };
                 let end = HEADER_LEN + header.len as usize;
                 if self.buf.len() >= end {
                     let payload = self.buf[HEADER_LEN..end].to_vec();
                     self.buf.drain(..end);
                     if crc32c(&payload) != header.payload_crc {
-                        return Some(Read::Broken("a payload does not match its check"));
+                        return Read::Broken("a payload does not match its check");
                     }
                     // They were sent with this frame's bytes, so they are here by now.
                     let fds = self.fds.drain(..).collect();
-                    return Some(Read::Frame(Frame {
+                    return Read::Frame(Frame {
                         header,
                         payload,
                         fds,
-                    }));
+                    });
                 }
             }
             match self.fill(stream) {
-                Ok(Some(0)) if self.buf.is_empty() => return Some(Read::Closed),
-                Ok(Some(0)) => return Some(Read::Broken("closed in the middle of a frame")),
+                Ok(Some(0)) if self.buf.is_empty() => return Read::Closed,
+                Ok(Some(0)) => return Read::Broken("closed in the middle of a frame"),
                 Ok(Some(_)) => {}
-                Ok(None) => return None,
-                Err(_) => return Some(Read::Closed),
+                Ok(None) => {
+                    let until = if self.buf.is_empty() { tick } else { frame_by };
+                    if !self.waiter.wait(
+                        stream,
+                        Interest {
+                            read: true,
+                            write: false,
+                        },
+                        until,
+                    ) {
+                        let begun = !self.buf.is_empty();
+                        return if begun {
+                            Read::Broken("a frame took too long")
+                        } else {
+                            Read::Quiet
+                        };
+                    }
+                }
+                Err(_) => return Read::Closed,
             }
         }
     }
@@ -239,6 +204,7 @@ mod tests {
     use super::*;
     use crate::transport::frame::Kind;
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     #[test]
     fn descriptors_arrive_with_the_frame_they_were_sent_with() {
@@ -290,31 +256,5 @@ mod tests {
             Reader::new().next(&b, by, by),
             Read::Broken("a frame took too long")
         ));
-    }
-
-    #[test]
-    fn a_frame_that_comes_in_parts_is_taken_without_waiting_beyond_the_callers_time() {
-        use std::io::Write;
-        let (mut a, b) = UnixStream::pair().unwrap();
-        let frame = Header::new(Kind::Done, 7).encode();
-        a.write_all(&frame[..10]).unwrap();
-        let mut reader = Reader::new();
-        for _ in 0..3 {
-            let began = Instant::now();
-            let soon = began + Duration::from_millis(5);
-            assert!(matches!(reader.take(&b, soon), Read::Quiet));
-            assert!(began.elapsed() < Duration::from_secs(5));
-        }
-        a.write_all(&frame[10..]).unwrap();
-        let by = Instant::now() + Duration::from_secs(10);
-        let Read::Frame(f) = reader.take(&b, by) else {
-            panic!("the rest of the frame came")
-        };
-        assert_eq!(f.header.op, 7);
-        // Too late is counted from the first sight of the frame, over all calls.
-        a.write_all(&frame[..10]).unwrap();
-        assert!(matches!(reader.take(&b, Instant::now()), Read::Quiet));
-        reader.begun = Instant::now().checked_sub(FRAME);
-        assert!(matches!(reader.take(&b, by), Read::Broken(LATE)));
     }
 }

@@ -342,37 +342,27 @@ impl Run<'_> {
             row
         };
         let row = Row::latency("p99", case.clone(), &with);
-        let row = against(
-            row,
-            "p99 without a migration",
-            &without,
-            with.p99 / without.p99.max(1.0),
-        )
-        .quiet(&self.quiet)
-        .with("without_p50_us", round(without.p50 / 1e3))
-        .with("without_p99_us", round(without.p99 / 1e3))
-        .with("without_n", without.n)
-        .with("p50_ratio", ratio(with.p50, without.p50))
-        .with("control_ratio", ratio(b.p99, a.p99))
-        .with("p99_95_us", json!([round(lo / 1e3), round(hi / 1e3)]))
-        .with("stream_gbps", round(self.streamed))
-        .with("unshaped_gbps", round(self.unshaped))
-        .with("stream_share", round(self.streamed / self.unshaped))
-        .with("transport", args.transport.name())
-        .with("model", args.size.clone())
-        .with("context", args.context)
-        .with("neighbours_source", args.neighbours)
-        .with("neighbours_destination", args.at_destination)
-        .with("migrations", args.migrations)
-        .with("failed", self.failed)
-        .with("failed_cause", self.cause.clone());
+        let row = against(row, "without", &without, with.p99 / without.p99.max(1.0))
+            .quiet(&self.quiet)
+            .with("without_p50_us", round(without.p50 / 1e3))
+            .with("without_p99_us", round(without.p99 / 1e3))
+            .with("without_n", without.n)
+            .with("p50_ratio", ratio(with.p50, without.p50))
+            .with("control_ratio", ratio(b.p99, a.p99))
+            .with("p99_95_us", json!([round(lo / 1e3), round(hi / 1e3)]))
+            .with("stream_gbps", round(self.streamed))
+            .with("unshaped_gbps", round(self.unshaped))
+            .with("stream_share", round(self.streamed / self.unshaped))
+            .with("transport", args.transport.name())
+            .with("model", args.size.clone())
+            .with("context", args.context)
+            .with("neighbours_source", args.neighbours)
+            .with("neighbours_destination", args.at_destination)
+            .with("migrations", args.migrations)
+            .with("failed", self.failed)
+            .with("failed_cause", self.cause.clone());
         let control = Row::latency("p99", format!("{case}/control"), &b);
-        let control = against(
-            control,
-            "p99 of as long without, again",
-            &a,
-            b.p99 / a.p99.max(1.0),
-        );
+        let control = against(control, "as long, again", &a, b.p99 / a.p99.max(1.0));
         [row, control]
     }
 }

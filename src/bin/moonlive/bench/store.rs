@@ -34,6 +34,8 @@ const PAUSE: Duration = Duration::from_micros(300);
 const CALL: Duration = Duration::from_secs(30);
 /// A segment that is full after some hundred changes, to see many turns.
 const SMALL_SEGMENT: u64 = 64 << 10;
+/// Calls in a turn of the bench, so that the log turns at least twice.
+const TURNS: u32 = 400;
 /// Tokens journaled at a time, and how often: some thousand tokens a second.
 const TOKENS: usize = 4;
 const EVERY: Duration = Duration::from_millis(4);
@@ -56,9 +58,9 @@ pub struct StoreArgs {
 /// What a case is held against.
 fn ceiling_of(case: &str) -> Option<(&'static str, &'static str)> {
     Some(match case {
-        "cas/memory/unix" => ("wire/unix", "a frame there and back"),
-        "cas/memory/tcp" => ("wire/tcp", "a frame there and back"),
-        "cas/disk" | "cas/disk/unix" | "cas/disk/tcp" => ("raw/300B", "write + fdatasync of 300 B"),
+        "cas/memory/unix" => ("wire/unix", "frame and back"),
+        "cas/memory/tcp" => ("wire/tcp", "frame and back"),
+        "cas/disk" | "cas/disk/unix" | "cas/disk/tcp" => ("raw/300B", "write + fdatasync"),
         _ => return None,
     })
 }
@@ -250,7 +252,7 @@ fn measure(args: &StoreArgs, dir: &Path, rows: &mut Rows) -> anyhow::Result<Curv
         rounds.push(store_latencies(&dir, each as usize)?);
         progress.step();
         progress.say("turns of the log");
-        let (during, others) = rotation(&dir.join("turns"), each)?;
+        let (during, others) = rotation(&dir.join("turns"), each.max(TURNS))?;
         turned.extend(during);
         between.extend(others);
         progress.step();
@@ -271,22 +273,12 @@ fn measure(args: &StoreArgs, dir: &Path, rows: &mut Rows) -> anyhow::Result<Curv
     for case in &cases {
         rows.push(row_of(&rounds, case).quiet(&quiet))?;
     }
-    let row = against(
-        "cas/disk/turning",
-        &turned,
-        "calls between two turns",
-        &between,
-    );
+    let row = against("cas/disk/turning", &turned, "between turns", &between);
     rows.push(row.quiet(&quiet).with("segment_bytes", SMALL_SEGMENT).with(
         "default_segment_bytes",
         EmbeddedOptions::default().segment_bytes,
     ))?;
-    let row = against(
-        "cas/disk/beside-journal",
-        &beside,
-        "the same with no journal",
-        &alone,
-    );
+    let row = against("cas/disk/beside-journal", &beside, "no journal", &alone);
     rows.push(row.quiet(&quiet).with("tokens_journaled", json!(tokens)))?;
     for all in [&mut alone, &mut beside, &mut turned] {
         all.sort_unstable();

@@ -232,11 +232,7 @@ fn row_of(args: &StreamArgs, path: TransportKind, s: &Samples, quiet: &Quiet) ->
     let times = Summary::of(s.ns.clone());
     let case = format!("{}/{}MiB", path.name(), bytes >> 20);
     let mut row = Row::rate("stream", case, s.rounds.ours(), s.rounds.n())
-        .against(
-            "CPUs / CPU time of transport and both digests",
-            s.rounds.ceiling(),
-            s.rounds.ratio(),
-        )
+        .against("what the CPUs allow", s.rounds.ceiling(), s.rounds.ratio())
         .quiet(quiet)
         .with("transport", path.name())
         .with("context", args.context)
