@@ -32,6 +32,8 @@ pub mod at {
     pub const EXPORTED: &str = "exported";
     /// Source: the push left.
     pub const PUSHED: &str = "pushed";
+    /// Destination: the remaining slots came ahead of the push, are in place and hashed.
+    pub const EARLY: &str = "early";
     /// Destination: the push arrived.
     pub const ARRIVED: &str = "arrived";
     /// Destination: the remaining slots are in place.

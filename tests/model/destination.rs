@@ -1,7 +1,7 @@
 //! The destination's executor in miniature.
 
 use super::exec::{Exec, GIVEN_UP};
-use super::labels::Label;
+use super::labels::{Base, Label};
 use super::models::PAGE;
 use super::source::{claim, control_seal, set_digest};
 use super::state::*;
@@ -251,6 +251,7 @@ impl Exec<'_> {
             .find(|t| t.migration_epoch == pull.epoch)
             .cloned();
         let Some(intent) = intent else { return };
+        self.did.actors.push(Party::W(worker_index(&intent.src))); // its memory is read
         let src = self.worker(worker_index(&intent.src));
         let outcome = if src.life != intent.src.incarnation.0 {
             Some(Pulled::Lost)
@@ -398,16 +399,22 @@ impl Exec<'_> {
 
     /// For a trace: what a label means here.
     pub fn describe(s: &State, label: Label) -> String {
-        let packet = |i: usize| format!("{:?}", *s.net[i]);
-        match label {
-            Label::Deliver(i) => format!("deliver {}", packet(i)),
-            Label::DeliverStopped(i, k) => {
-                format!("deliver, stopped after {k} steps, {}", packet(i))
-            }
-            Label::Lose(i) => format!("LOSE {}", packet(i)),
-            Label::Duplicate(i) => format!("DUPLICATE {}", packet(i)),
-            Label::GiveUp(i) => format!("GIVE UP waiting for {}", packet(i)),
+        let mut text = match label.base {
+            Base::Deliver(i) => format!("deliver {:?}", *s.net[i]),
             other => format!("{other:?}"),
+        };
+        if let Some(k) = label.stop {
+            text += &format!(" STOPPED before its completion {k}");
         }
+        if let Some((party, mach, _)) = label.fire {
+            text += &format!(" then the DEADLINE of {party:?} {mach:?} fires");
+        }
+        for mishap in label.mishaps.iter().flatten() {
+            text += &format!(" {mishap:?}");
+        }
+        if let Some(party) = label.crash {
+            text += &format!(" then {party:?} CRASHES");
+        }
+        text
     }
 }

@@ -1,17 +1,18 @@
 //! Executes one label: the machines act, their local work is done at once, the rest is under way.
 
-use super::labels::{Label, party_of};
+use std::collections::VecDeque;
+
+use super::labels::{Base, Label, timers};
 use super::models::Model;
 use super::state::*;
-use moonlivekv::id::OwnerEpoch;
+use moonlivekv::id::{MigrationEpoch, OwnerEpoch};
 use moonlivekv::migrate::acceptor::{self, Acceptor};
 use moonlivekv::migrate::coordinator::{self, Coordinator};
 use moonlivekv::migrate::destination::{self, Destination, Pulled};
-use moonlivekv::migrate::io::{Action, Op, Payload, Peer, StoreReply, Timer, TimerKind};
-use moonlivekv::migrate::msg::{Body, Emission, Msg};
+use moonlivekv::migrate::io::{Action, Op, Payload, Peer, Report, StoreReply, Timer, TimerKind};
+use moonlivekv::migrate::msg::{Body, Msg};
 use moonlivekv::migrate::recovery::{self, Rebuilder};
 use moonlivekv::migrate::source;
-use moonlivekv::route::{Cause, Outcome, Revision, RoutePhase, RouteRecord, Versioned};
 
 /// How a pull that was given up ends, unless its writer cannot be stopped.
 pub const GIVEN_UP: Pulled = Pulled::Failed;
@@ -24,32 +25,102 @@ pub enum No {
     Broken(String),
 }
 
+/// What a step did, as far as mishaps can strike it.
+#[derive(Default)]
+pub struct Did {
+    pub sent: u8,
+    pub asked: u8,
+    pub completions: u8,
+    /// Who acted; where somebody's memory was read, he too.
+    pub actors: Vec<Party>,
+    /// Deadlines of the first actor that are armed afterwards.
+    pub deadlines: Vec<(Party, Mach, Timer)>,
+}
+
 pub struct Exec<'m> {
     pub model: &'m Model,
     pub s: State,
     pub broken: Option<String>,
-    /// Local completions to go before the process stops (`None`: it does not).
-    pub stop_in: Option<u8>,
-    pub stopped: bool,
+    pub label: Label,
+    pub did: Did,
+    stopped: bool,
+    pub struck: usize,
+    /// What follows in the same step, after the actions at hand.
+    pub then: VecDeque<Then>,
+    /// Whoever acts has just given up an attempt.
+    pub gives_up: bool,
+    /// What the store operations that are asked for now belong to (see [`Packet::Ask`]).
+    pub tag: u8,
+}
+
+/// What follows at once.
+pub enum Then {
+    /// The answer to a read.
+    Answer(Party, Mach, Op, StoreReply, u8),
+    /// The store is asked again.
+    Retry(Party, Mach, Timer, u8),
+    /// Tokens are acknowledged.
+    Ack(u8, Msg),
 }
 
 /// Applies a label.
-pub fn apply(model: &Model, s: &State, label: Label) -> Result<State, No> {
-    let mut x = Exec {
-        model,
-        s: s.clone(),
-        broken: None,
-        stop_in: None,
-        stopped: false,
-    };
-    x.run(label);
+pub fn apply(model: &Model, s: &State, label: Label) -> Result<(State, Did), No> {
+    let mut x = Exec::new(model, s.clone(), label);
+    x.run(label.base);
+    x.what_follows();
+    if let Some((party, mach, timer)) = label.fire {
+        x.s.left.deadlines -= 1;
+        x.fire(party, mach, timer);
+        x.what_follows();
+    }
+    let mishaps = label.mishaps.iter().flatten().count();
+    x.s.left.losses -= mishaps as u8;
+    if label.stop.is_some() {
+        x.s.left.pauses -= 1;
+    }
+    if let Some(party) = label.crash {
+        x.crash(party);
+        x.what_follows();
+    }
+    x.notices();
     if let Some(what) = x.broken {
         return Err(No::Broken(what));
     }
-    if x.stop_in.is_some() && !x.stopped {
+    if (label.stop.is_some() && !x.stopped) || x.struck < mishaps {
         return Err(No::Moot);
     }
-    Ok(x.s)
+    x.prune();
+    let one = if label.base == Base::Nothing {
+        None
+    } else {
+        x.did.actors.first()
+    };
+    if !x.did.actors.is_empty() {
+        let deadline = |t: &&(Mach, Timer)| t.1.kind == TimerKind::Deadline;
+        for (party, timers) in timers(&x.s).filter(|(p, _)| one.is_none_or(|o| o == p)) {
+            let armed = timers.iter().filter(deadline).map(|(m, t)| (party, *m, *t));
+            x.did.deadlines.extend(armed);
+        }
+    }
+    Ok((x.s, x.did))
+}
+
+impl<'m> Exec<'m> {
+    pub fn new(model: &'m Model, s: State, label: Label) -> Self {
+        let did = Did::default();
+        Self {
+            model,
+            s,
+            broken: None,
+            label,
+            did,
+            stopped: false,
+            struck: 0,
+            then: VecDeque::new(),
+            gives_up: false,
+            tag: 0,
+        }
+    }
 }
 
 impl Exec<'_> {
@@ -72,115 +143,87 @@ impl Exec<'_> {
         self.s.workers[usize::from(w)].edit(|x| x.engine.edit(f))
     }
 
-    fn run(&mut self, label: Label) {
-        match label {
-            Label::Deliver(i) => {
+    pub fn acts(&mut self, party: Party) {
+        self.did.actors.push(party);
+    }
+
+    fn run(&mut self, base: Base) {
+        match base {
+            Base::Nothing => {
+                let all = self.model.crash.iter().filter(|p| **p != Party::S);
+                self.did.actors = all.copied().collect();
+            }
+            Base::Deliver(i) => {
                 let p = self.s.net.remove(i);
-                self.deliver(&p);
-            }
-            Label::DeliverStopped(i, k) => {
-                self.stop_in = Some(k);
-                self.s.left.pauses -= 1;
-                let p = self.s.net.remove(i);
-                self.deliver(&p);
-            }
-            Label::Lose(i) => {
-                self.s.left.losses -= 1;
-                self.s.left.lost = true;
-                self.s.net.remove(i);
-            }
-            Label::Duplicate(i) => {
-                self.s.left.losses -= 1;
-                let p = self.s.net[i].clone();
-                self.deliver(&p);
-            }
-            Label::GiveUp(i) => {
-                self.s.left.losses -= 1;
-                let p = self.s.net.remove(i);
-                let Packet::Ask {
-                    from,
-                    life,
-                    mach,
-                    op,
-                    request,
-                    ..
-                } = &*p
-                else {
-                    return;
-                };
-                let (from, life, mach, op) = (*from, *life, *mach, *op);
-                let reply = StoreReply::InDoubt;
-                self.s.push(Packet::Answer {
-                    to: from,
-                    life,
-                    mach,
-                    op,
-                    reply,
-                });
-                if let Request::Cas { .. } = request {
-                    let (request, given_up) = (request.clone(), true);
-                    self.s.push(Packet::Ask {
-                        from,
-                        life,
-                        mach,
-                        op,
-                        request,
-                        given_up,
-                    });
+                match &*p {
+                    Packet::Msg { to, .. } | Packet::Answer { to, .. } => self.acts(*to),
+                    Packet::Source { w, .. }
+                    | Packet::Destination { w, .. }
+                    | Packet::Rebuild { w, .. } => self.acts(Party::W(*w)),
+                    Packet::Ask { .. } => {}
                 }
+                self.deliver(&p);
             }
-            Label::Fire(party, mach, timer) => {
-                if timer.kind == TimerKind::Deadline {
-                    self.s.left.deadlines = self.s.left.deadlines.saturating_sub(1);
+            Base::Fire(party, mach, timer) => {
+                self.acts(party);
+                if timer.kind == TimerKind::Resend {
+                    self.s.left.lost &= !by(mach);
                 }
                 self.fire(party, mach, timer);
             }
-            Label::Crash(party) => self.crash(party),
-            Label::Step(w) => self.step(w),
-            Label::Land(w, i) => self.land_one(w, i, false),
-            Label::LandWrong(w, i) => {
-                self.s.left.corruptions -= 1;
+            Base::CrashStore => self.crash(Party::S),
+            Base::Step(w) => {
+                self.acts(Party::W(w));
+                self.step(w);
+            }
+            Base::Land(w, i) => {
+                self.acts(Party::W(w));
+                self.land_one(w, i, false);
+            }
+            Base::LandWrong(w, i) => {
+                self.s.left.losses -= 1;
                 self.land_one(w, i, true);
             }
-            Label::Break(w, i) => {
+            Base::Break(w, i) => {
                 self.s.left.losses -= 1;
-                self.s.left.lost = true;
                 self.edit(w, |x| x.pulls[i].ended = Some(GIVEN_UP));
             }
-            Label::EndPull(w, i, stuck) => self.end_pull(w, i, stuck),
-            Label::Start(c, dst) => {
-                let life = self.s.life(Party::W(dst));
-                let driver = self.driver(c);
-                let limits = self.model.limits.clone();
-                self.s.coords[usize::from(c)].edit(|x| {
-                    x.started = true;
-                    x.machine = Some(Coordinator::new(REQUEST, driver, limits));
-                });
-                let dst = worker_ref(dst, life);
-                self.tell_coord(
-                    c,
-                    coordinator::Event::Local(coordinator::Done::Start { dst }),
-                );
+            Base::EndPull(w, i, stuck) => {
+                self.acts(Party::W(w));
+                self.end_pull(w, i, stuck);
             }
-            Label::Cancel(c) => {
-                let done = coordinator::Done::Cancel {
-                    cause: Cause::Cancelled,
-                };
-                self.tell_coord(c, coordinator::Event::Local(done));
-            }
-            Label::Suspect(w) => {
+            Base::Start(c, dst) => self.start(c, dst),
+            Base::Suspect(w) => {
+                self.acts(Party::G);
                 self.s.gateway.edit(|g| g.recoveries += 1);
                 let target = worker_ref(w, self.s.life(Party::W(w)));
                 self.tell_acceptor(acceptor::Event::Local(acceptor::Done::Recover { target }));
             }
-            Label::ResendTokens(w) => {
+            Base::ResendTokens(w) => {
+                self.acts(Party::W(w));
                 let (epoch, tokens) = (self.worker(w).emit_epoch, self.worker(w).unacked.clone());
                 self.emit(w, epoch, tokens);
             }
         }
     }
 
-    fn deliver(&mut self, p: &Packet) {
+    fn start(&mut self, c: u8, dst: u8) {
+        self.acts(Party::C(c));
+        let life = self.s.life(Party::W(dst));
+        let driver = self.driver(c);
+        let limits = self.model.limits.clone();
+        self.s.coords[usize::from(c)].edit(|x| {
+            x.started = true;
+            x.machine = Some(Coordinator::new(REQUEST, driver, limits));
+        });
+        let dst = worker_ref(dst, life);
+        self.tell_coord(
+            c,
+            coordinator::Event::Local(coordinator::Done::Start { dst }),
+        );
+    }
+
+    pub fn deliver(&mut self, p: &Packet) {
         match p {
             Packet::Msg {
                 to,
@@ -195,6 +238,7 @@ impl Exec<'_> {
                 life,
                 mach,
                 op,
+                tag,
                 request,
                 given_up,
             } => {
@@ -202,11 +246,17 @@ impl Exec<'_> {
                 if *given_up || self.s.life(*from) != *life {
                     return; // nobody waits for the answer
                 }
+                if self.model.atomic_reads && !self.travels(&reply) {
+                    self.acts(*from);
+                    self.tag = *tag;
+                    return self.answer(*from, *mach, *op, reply);
+                }
                 self.s.push(Packet::Answer {
                     to: *from,
                     life: *life,
                     mach: *mach,
                     op: *op,
+                    tag: *tag,
                     reply,
                 });
             }
@@ -215,11 +265,11 @@ impl Exec<'_> {
                 life,
                 mach,
                 op,
+                tag,
                 reply,
-            } => {
-                if self.s.life(*to) == *life {
-                    self.answer(*to, *mach, *op, reply.clone());
-                }
+            } if self.s.life(*to) == *life => {
+                self.tag = *tag;
+                self.answer(*to, *mach, *op, reply.clone());
             }
             Packet::Source { w, life, done } if self.worker(*w).life == *life => {
                 self.tell_source(*w, source::Event::Local(done.clone()));
@@ -234,7 +284,7 @@ impl Exec<'_> {
         }
     }
 
-    fn answer(&mut self, to: Party, mach: Mach, op: Op, reply: StoreReply) {
+    pub fn answer(&mut self, to: Party, mach: Mach, op: Op, reply: StoreReply) {
         match (to, mach) {
             (Party::W(w), Mach::Src) => self.tell_source(w, source::Event::Store { op, reply }),
             (Party::W(w), Mach::Dst) => {
@@ -247,7 +297,7 @@ impl Exec<'_> {
         }
     }
 
-    fn arrive(&mut self, to: Party, from: Peer, msg: Msg, payload: Payload) {
+    pub fn arrive(&mut self, to: Party, from: Peer, msg: Msg, payload: Payload) {
         match to {
             Party::W(w) => match &msg.body {
                 Body::Reserve { .. } | Body::Offer(_) | Body::Push(_) => {
@@ -313,7 +363,7 @@ impl Exec<'_> {
         );
     }
 
-    fn fire(&mut self, party: Party, mach: Mach, timer: Timer) {
+    pub fn fire(&mut self, party: Party, mach: Mach, timer: Timer) {
         let gone = |timers: &mut Vec<(Mach, Timer)>| timers.retain(|t| *t != (mach, timer));
         match party {
             Party::W(w) => {
@@ -355,6 +405,7 @@ impl Exec<'_> {
 
     fn crash(&mut self, party: Party) {
         self.s.left.crashes -= 1;
+        self.then.clear();
         let limits = self.model.limits.clone();
         match party {
             Party::W(w) => {
@@ -366,6 +417,7 @@ impl Exec<'_> {
                 let driver = self.driver(c) + 16;
                 self.s.coords[usize::from(c)].edit(|x| {
                     x.life += 1;
+                    x.gave_up = MigrationEpoch(0);
                     x.timers.clear();
                     x.machine = Some(Coordinator::new(REQUEST, driver, limits));
                 });
@@ -392,15 +444,17 @@ impl Exec<'_> {
                             life,
                             mach,
                             op,
+                            tag,
                             ..
                         } => {
-                            let (to, life, mach, op) = (*from, *life, *mach, *op);
+                            let (to, life, mach, op, tag) = (*from, *life, *mach, *op, *tag);
                             let reply = StoreReply::InDoubt;
                             self.s.push(Packet::Answer {
                                 to,
                                 life,
                                 mach,
                                 op,
+                                tag,
                                 reply,
                             });
                         }
@@ -430,76 +484,11 @@ impl Exec<'_> {
         });
     }
 
-    fn serve(&mut self, from: Party, life: u64, request: &Request) -> StoreReply {
-        match request {
-            Request::Read => StoreReply::Value((*self.s.store).clone()),
-            Request::Cas { expect, next } => {
-                if self.s.store.revision != *expect {
-                    return StoreReply::Conflict(Some((*self.s.store).clone()));
-                }
-                let by = match from {
-                    Party::W(w) => Some(worker_ref(w, life)),
-                    _ => None,
-                };
-                self.wrote(next, by);
-                let revision = Revision(expect.0 + 1);
-                self.s.store = Part::new(Versioned {
-                    revision,
-                    record: (**next).clone(),
-                });
-                StoreReply::Applied(revision)
-            }
-        }
-    }
-
-    /// Checks a write of the record against what went before it.
-    fn wrote(&mut self, new: &RouteRecord, by: Option<moonlivekv::id::WorkerRef>) {
-        let old = self.s.store.record.clone();
-        self.check(2, new.generation == old.generation.next(), || {
-            "generation".into()
-        });
-        if new.owner_epoch != old.owner_epoch {
-            let next = new.owner_epoch == old.owner_epoch.next();
-            self.check(1, next, || "owner epoch jumped".into());
-            let owner = (new.owner_epoch, new.owner.clone());
-            self.s.truth.edit(|t| t.owners.push(owner));
-        }
-        match (&old.intent, &new.intent) {
-            (None, Some(intent)) => {
-                let m = intent.migration_epoch;
-                let fresh = self.s.truth.intents.iter().all(|i| i.migration_epoch < m);
-                self.check(2, fresh, || format!("attempt {m} began twice"));
-                self.s.truth.edit(|t| t.intents.push(intent.clone()));
-            }
-            (Some(intent), None) => {
-                let m = intent.migration_epoch;
-                let last = new.last.clone().filter(|d| d.migration_epoch == m);
-                let twice = self.s.truth.decision(m).is_some();
-                self.check(2, last.is_some() && !twice, || {
-                    format!("attempt {m}: {last:?}")
-                });
-                let Some(last) = last else { return };
-                if let Outcome::Committed(cert) = &last.outcome {
-                    let right = by.as_ref() == Some(&intent.dst)
-                        && new.owner == intent.dst
-                        && cert.migration_epoch == m
-                        && cert.src == intent.src
-                        && cert.owner_epoch == old.owner_epoch;
-                    self.check(4, right, || {
-                        format!("{intent:?} committed by {by:?}: {cert:?}")
-                    });
-                }
-                self.s.truth.edit(|t| t.decisions.push((m, last.outcome)));
-            }
-            (a, b) => self.check(2, a == b, || "an intent was replaced undecided".into()),
-        }
-    }
-
     pub fn driver(&self, c: u8) -> u64 {
         self.s.coords[usize::from(c)].life * 16 + u64::from(c)
     }
 
-    fn peer(&self, party: Party) -> Peer {
+    pub fn peer(&self, party: Party) -> Peer {
         match party {
             Party::W(w) => Peer::Worker(worker_ref(w, self.worker(w).life)),
             Party::C(c) => Peer::Coordinator(self.driver(c)),
@@ -509,195 +498,32 @@ impl Exec<'_> {
 
     /// What all machines ask of their executors alike; the rest is handed back.
     pub fn common<A>(&mut self, party: Party, mach: Mach, action: Action<A>) -> Option<A> {
-        let life = self.s.life(party);
         match action {
-            Action::StoreRead { op } => {
-                self.s.push(Packet::Ask {
-                    from: party,
-                    life,
-                    mach,
-                    op,
-                    request: Request::Read,
-                    given_up: false,
-                });
-            }
+            Action::StoreRead { op } => self.ask(party, mach, op, Request::Read),
             Action::StoreCas { op, expect, next } => {
-                let request = Request::Cas { expect, next };
-                self.s.push(Packet::Ask {
-                    from: party,
-                    life,
-                    mach,
-                    op,
-                    request,
-                    given_up: false,
-                });
+                self.ask(party, mach, op, Request::Cas { expect, next });
             }
-            Action::Send { to, msg, payload } => {
-                let (from, to) = (self.peer(party), party_of(&to));
-                self.s.push(Packet::Msg {
-                    to,
-                    from,
-                    msg,
-                    payload,
-                });
+            Action::Send { to, msg, payload } => self.send(party, &to, msg, payload),
+            // The store is asked again at once: what is asked may take its time anyway.
+            Action::SetTimer { timer, .. } if timer.kind == TimerKind::Retry => {
+                self.then
+                    .push_back(Then::Retry(party, mach, timer, self.tag));
             }
             Action::SetTimer { timer, .. } => self.timer(party, mach, timer, true),
             Action::ClearTimer(timer) => self.timer(party, mach, timer, false),
-            Action::Report(_) => {}
+            Action::Report(report) => self.gives_up |= matches!(report, Report::GivingUp(_)),
             Action::Do(what) => return Some(what),
         }
         None
     }
 
-    pub fn emit(&mut self, w: u8, owner_epoch: OwnerEpoch, tokens: Vec<Emission>) {
-        if !tokens.is_empty() {
-            let body = Body::Emit {
-                owner_epoch,
-                tokens,
-            };
-            let msg = Msg {
-                request: REQUEST,
-                epoch: Default::default(),
-                body,
-            };
-            let from = self.peer(Party::W(w));
-            self.s.push(Packet::Msg {
-                to: Party::G,
-                from,
-                msg,
-                payload: Payload::NONE,
-            });
-        }
-    }
-
     /// Whether a process goes on to its next local completion, or stops here.
     pub fn goes_on(&mut self) -> bool {
-        match &mut self.stop_in {
-            Some(0) if !self.stopped => {
-                self.stopped = true;
-                false
-            }
-            Some(k) if !self.stopped => {
-                *k -= 1;
-                true
-            }
-            _ => true,
-        }
-    }
-
-    pub fn tell_coord(&mut self, c: u8, event: coordinator::Event) {
-        let Some(mut machine) = self.s.coords[usize::from(c)].machine.clone() else {
-            return;
-        };
-        let mut out = Vec::new();
-        machine.handle(0, event, &mut out);
-        let over = machine.is_over();
-        self.s.coords[usize::from(c)].edit(|x| x.machine = Some(machine));
-        for action in out {
-            self.common(Party::C(c), Mach::Coord, action);
-        }
-        if over {
-            self.s.coords[usize::from(c)].edit(|x| {
-                x.machine = None;
-                x.timers.clear();
-            });
-        }
-    }
-
-    pub fn tell_acceptor(&mut self, event: acceptor::Event) {
-        let mut events = vec![event];
-        while let Some(event) = events.pop() {
-            let mut machine = self
-                .s
-                .gateway
-                .edit(|g| g.acceptor.take())
-                .expect("not at work");
-            let mut out = Vec::new();
-            machine.handle(0, event, &mut out);
-            let ordered = machine.delivered() <= machine.journaled()
-                && machine.journaled() <= self.s.gateway.durable.tokens.len() as u64;
-            self.check(5, ordered, || "D <= J <= what is durable".into());
-            self.s.gateway.edit(|g| g.acceptor = Some(machine));
-            for action in out {
-                let Some(what) = self.common(Party::G, Mach::Acc, action) else {
-                    continue;
-                };
-                self.do_acceptor(what, &mut events);
-            }
-        }
-    }
-
-    fn do_acceptor(&mut self, what: acceptor::Do, events: &mut Vec<acceptor::Event>) {
-        use acceptor::{Do, Done, Event};
-        match what {
-            Do::Append {
-                op,
-                owner_epoch,
-                tokens,
-            } => {
-                for t in &tokens {
-                    self.accepted(owner_epoch, t);
-                }
-                self.s.gateway.edit(|g| g.durable.tokens.extend(tokens));
-                let through = self.s.gateway.durable.tokens.len() as u64;
-                events.push(Event::Local(Done::Appended { op, through }));
-            }
-            Do::RaiseFloor { op, floor, owner } => {
-                self.s.gateway.edit(|g| {
-                    g.durable.floor = floor;
-                    g.durable.owner = owner;
-                });
-                events.push(Event::Local(Done::FloorRaised { op }));
-            }
-            Do::Deliver { through } => {
-                let durable = self.s.gateway.durable.tokens.len() as u64;
-                self.check(5, through <= durable, || {
-                    "delivered what is not durable".into()
-                });
-                events.push(Event::Local(Done::Delivered { through }));
-            }
-            Do::BuildImage { op, through } => {
-                let durable = self.s.gateway.durable.clone();
-                let whole = durable.tokens.len() as u64 == through;
-                self.check(12, whole, || "J is not what the journal has".into());
-                let record = self.s.store.record.clone();
-                if record.phase == RoutePhase::Recovering {
-                    let below = durable.floor < record.owner_epoch;
-                    self.check(12, !below, || "J given away below the floor".into());
-                    self.s.truth.edit(|t| t.given_away = record.owner_epoch);
-                }
-                let payload = Payload(1 + through);
-                events.push(Event::Local(Done::ImageBuilt { op, payload }));
-            }
-            Do::Alarm { seq, .. } => self.check(5, false, || format!("two tokens {seq}")),
-            Do::Closed | Do::Recovered { .. } => {}
-        }
-    }
-
-    fn accepted(&mut self, epoch: OwnerEpoch, t: &Emission) {
-        let truth = (*self.s.truth).clone();
-        let next = u64::from(truth.accepted) + 1;
-        self.check(5, t.seq == next, || {
-            format!("token {} accepted, {next} is next", t.seq)
-        });
-        self.check(5, u64::from(t.token) == t.seq, || {
-            format!("token {} is wrong", t.seq)
-        });
-        let falls = epoch < truth.accepted_epoch;
-        self.check(1, !falls, || {
-            format!("epoch {epoch} after {}", truth.accepted_epoch)
-        });
-        let late = epoch < truth.given_away;
-        self.check(12, !late, || {
-            format!("epoch {epoch} after J went to {}", truth.given_away)
-        });
-        let owned = truth.owners.iter().any(|(e, _)| *e == epoch);
-        self.check(1, owned, || format!("nobody owns epoch {epoch}"));
-        let seq = t.seq as u8;
-        self.s.truth.edit(|t| {
-            t.accepted = seq;
-            t.accepted_epoch = epoch;
-        });
+        let k = self.did.completions;
+        self.did.completions += 1;
+        let stops = self.label.stop == Some(k);
+        self.stopped |= stops;
+        !stops
     }
 }
 
@@ -711,6 +537,7 @@ impl Worker {
             rebuilder: Part::new(Some(Rebuilder::new(REQUEST, me, limits))),
             engine: Part::new(Engine::default()),
             timers: Vec::new(),
+            gave_up: MigrationEpoch(0),
         }
     }
 }

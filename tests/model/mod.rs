@@ -2,8 +2,10 @@
 
 pub mod destination;
 pub mod exec;
+pub mod gateway;
 pub mod labels;
 pub mod models;
+pub mod net;
 pub mod search;
 pub mod source;
 pub mod state;

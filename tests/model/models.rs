@@ -1,10 +1,10 @@
 //! The models: what is looked at from where on, and within which bounds.
 
-use super::exec::apply;
-use super::labels::{Label, labels};
+use super::exec::{Exec, apply};
+use super::labels::{Base, Label, labels};
 use super::search::Stats;
 use super::state::*;
-use moonlivekv::id::OwnerEpoch;
+use moonlivekv::id::{MigrationEpoch, OwnerEpoch};
 use moonlivekv::migrate::acceptor::{Acceptor, Durable};
 use moonlivekv::migrate::limits::Limits;
 use moonlivekv::migrate::msg::Body;
@@ -13,6 +13,9 @@ use moonlivekv::route::{Outcome, Revision, RouteRecord, Versioned};
 /// Tokens of a page.
 pub const PAGE: u64 = 2;
 
+/// What is common to all models: three workers (the owner, the destination, a spare), two
+/// coordinators, the gateway with its acceptor and journal, the store; messages and store requests
+/// take any time and overtake each other; any of the parties in `crash` may die and come back.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub name: &'static str,
@@ -27,20 +30,26 @@ pub struct Model {
     pub starts: [&'static [u8]; 2],
     /// Who may crash.
     pub crash: &'static [Party],
-    pub cancels: bool,
     /// Local completions at which a process may be stopped.
     pub stops: u8,
     pub recoveries: u8,
-    pub false_suspicion: bool,
     pub rebuild_on: &'static [u8],
-    /// Pulls land slot by slot.
+    /// The source goes on sealing and offering what it decoded.
+    pub rounds: bool,
+    /// The answer to a read, to a refused write and to an abort comes as the store serves the
+    /// request, and a read is served as it is asked: it then tells the newest that it could tell.
+    /// Without this an answer may be as old as you like when it comes.
+    pub atomic_reads: bool,
+    /// A worker hears at once which tokens were accepted, or never.
+    pub atomic_acks: bool,
+    /// No coordinator ever says GO.
+    pub no_go: bool,
+    /// Pulls land slot by slot, may break off, and may bring wrong bytes (each counts as a loss).
     pub slow_pulls: bool,
     /// A pull may leave a writer behind that cannot be stopped.
     pub stuck: bool,
-    /// Run undisturbed up to the first state in which this message is under way.
+    /// Run undisturbed up to the first state of which this holds.
     pub begin: fn(&State) -> bool,
-    /// Give up beyond this many states (0: never).
-    pub most: u64,
 }
 
 fn limits() -> Limits {
@@ -55,32 +64,38 @@ fn limits() -> Limits {
     }
 }
 
-fn base(name: &'static str) -> Model {
+/// Crashes, pauses, losses (or doubled messages, or store requests in doubt), deadlines that come
+/// early.
+fn budget(crashes: u8, pauses: u8, losses: u8, deadlines: u8) -> Budget {
+    Budget {
+        crashes,
+        pauses,
+        losses,
+        deadlines,
+        lost: 0,
+    }
+}
+
+fn base(name: &'static str, budget: Budget) -> Model {
     Model {
         name,
         limits: limits(),
-        budget: Budget {
-            crashes: 2,
-            pauses: 1,
-            losses: 2,
-            corruptions: 0,
-            deadlines: 2,
-            lost: false,
-        },
+        budget,
         replicas: 1,
         prompt: 4,
         tokens: 2,
         starts: [&[1], &[]],
         crash: &[Party::W(0), Party::W(1), Party::C(0), Party::G, Party::S],
-        cancels: false,
         stops: 8,
         recoveries: 0,
-        false_suspicion: false,
         rebuild_on: &[],
+        rounds: false,
+        atomic_reads: true,
+        atomic_acks: true,
+        no_go: false,
         slow_pulls: false,
         stuck: false,
         begin: |_| true,
-        most: 0,
     }
 }
 
@@ -90,75 +105,124 @@ fn under_way(s: &State, is: fn(&Body) -> bool) -> bool {
         .any(|p| matches!(&**p, Packet::Msg { msg, .. } if is(&msg.body)))
 }
 
-/// From GO to the end of the attempt.
+/// From GO to the end of the attempt: hold, push, verify, arm, commit or abort, launch or unfence.
+/// 2 sealed pages and a tail; 2 crashes, 1 pause, 2 losses. Deadlines come when nothing else can
+/// happen.
 pub fn fence(full: bool) -> Model {
-    let mut m = base("fence");
-    m.begin = |s| under_way(s, |b| matches!(b, Body::Go));
-    if !full {
-        m.budget = Budget {
-            crashes: 1,
-            pauses: 1,
-            losses: 1,
-            ..m.budget
-        };
+    let left = if full {
+        budget(2, 1, 2, 0)
+    } else {
+        budget(1, 1, 1, 0)
+    };
+    Model {
+        begin: |s| under_way(s, |b| matches!(b, Body::Go)),
+        ..base("fence", left)
     }
-    m
 }
 
-/// Two coordinators move the request to two workers, up to the fence.
+/// The same with a deadline that comes early: somebody gives up while the others go on. 2 crashes,
+/// 1 pause, 1 loss, 1 early deadline.
+pub fn deadlines(full: bool) -> Model {
+    let left = if full {
+        budget(2, 1, 1, 1)
+    } else {
+        budget(0, 1, 0, 1)
+    };
+    Model {
+        name: "deadlines",
+        budget: left,
+        ..fence(full)
+    }
+}
+
+/// The same with answers of the store and acknowledgements of tokens that come late: a party acts
+/// on what the record said some time ago. 2 crashes, 1 pause, 2 losses.
+pub fn stale(full: bool) -> Model {
+    let left = if full {
+        budget(2, 1, 2, 0)
+    } else {
+        budget(1, 0, 0, 0)
+    };
+    Model {
+        atomic_reads: false,
+        atomic_acks: false,
+        ..Model {
+            name: "stale answers",
+            budget: left,
+            ..fence(full)
+        }
+    }
+}
+
+/// Two coordinators move the request to two workers, one attempt after the other, up to the fence
+/// (which `fence` begins with). Nothing is streamed. 2 crashes, 1 pause, 1 loss.
 pub fn rivals(full: bool) -> Model {
-    let mut m = base("rivals");
-    m.starts = [&[1], &[2]];
-    m.crash = &[Party::W(0), Party::W(1), Party::C(0), Party::S];
-    m.tokens = 1;
-    if !full {
-        m.budget = Budget {
-            crashes: 1,
-            pauses: 0,
-            losses: 1,
-            ..m.budget
-        };
+    let left = if full {
+        budget(2, 1, 1, 0)
+    } else {
+        budget(1, 0, 0, 0)
+    };
+    Model {
+        starts: [&[1], &[2]],
+        no_go: true,
+        prompt: 0,
+        tokens: 1,
+        crash: &[Party::W(0), Party::W(1), Party::C(0), Party::S],
+        ..base("rivals", left)
     }
-    m
 }
 
-/// The gateway recovers a request whose owner it suspects, while it is being moved.
+/// The gateway suspects the owner, rightly or not, and recovers the request twice, while it is being
+/// moved: the race begins with the push. 2 crashes, 1 pause, 1 loss.
 pub fn recovery(full: bool) -> Model {
-    let mut m = base("recovery");
-    m.begin = |s| under_way(s, |b| matches!(b, Body::Push(_)));
-    m.recoveries = 2;
-    m.false_suspicion = true;
-    m.rebuild_on = &[1, 2];
-    if !full {
-        m.budget = Budget {
-            crashes: 1,
-            pauses: 0,
-            losses: 1,
-            ..m.budget
-        };
-        m.recoveries = 1;
+    let left = if full {
+        budget(2, 1, 1, 0)
+    } else {
+        budget(1, 0, 0, 0)
+    };
+    Model {
+        begin: |s| under_way(s, |b| matches!(b, Body::Push(_))),
+        recoveries: 2,
+        rebuild_on: &[1, 2],
+        ..base("recovery", left)
     }
-    m
 }
 
-/// Slots land one by one, pulls break off, writers get stuck, bytes are wrong; two replicas.
+/// The same race with a deadline that comes early, so that an abort takes part in it. 2 crashes,
+/// 1 pause, 1 early deadline.
+pub fn late(full: bool) -> Model {
+    let left = if full {
+        budget(2, 1, 0, 1)
+    } else {
+        budget(0, 0, 0, 1)
+    };
+    Model {
+        name: "recovery and abort",
+        budget: left,
+        ..recovery(full)
+    }
+}
+
+/// STREAM and the fence with two replicas: slots land one by one, pulls break off, writers get
+/// stuck, bytes are wrong; the source decodes on. 2 crashes, 1 pause, 1 loss.
 pub fn pages(full: bool) -> Model {
-    let mut m = base("pages");
-    m.begin = |s| under_way(s, |b| matches!(b, Body::Offer(_)));
-    m.replicas = 2;
-    m.slow_pulls = true;
-    m.stuck = true;
+    let left = if full {
+        budget(2, 1, 1, 0)
+    } else {
+        budget(0, 0, 1, 0)
+    };
+    let mut m = Model {
+        begin: |s| under_way(s, |b| matches!(b, Body::Offer(_))),
+        replicas: 2,
+        prompt: 5,
+        tokens: 1,
+        slow_pulls: true,
+        rounds: true,
+        stuck: true,
+        ..base("pages", left)
+    };
     m.limits.window = 2;
     m.limits.offer_tokens = 2;
-    m.budget.corruptions = 1;
-    if !full {
-        m.budget = Budget {
-            crashes: 1,
-            pauses: 0,
-            losses: 1,
-            ..m.budget
-        };
-    }
     m
 }
 
@@ -178,6 +242,7 @@ impl Model {
             machine: None,
             started: false,
             timers: Vec::new(),
+            gave_up: MigrationEpoch(0),
         };
         let gateway = Gateway {
             life: 1,
@@ -194,14 +259,7 @@ impl Model {
             owners: vec![(OwnerEpoch(1), owner)],
             ..Truth::default()
         };
-        let none = Budget {
-            crashes: 0,
-            pauses: 0,
-            losses: 0,
-            corruptions: 0,
-            deadlines: 2,
-            lost: false,
-        };
+        let none = budget(0, 0, 0, 0);
         let mut s = State {
             workers: [worker(0), worker(1), worker(2)],
             coords: [Part::new(coord.clone()), Part::new(coord)],
@@ -214,13 +272,11 @@ impl Model {
             net: Vec::new(),
             left: none,
         };
-        let mut x = super::exec::Exec {
-            model: self,
-            s,
-            broken: None,
-            stop_in: None,
-            stopped: false,
+        let way = Model {
+            rounds: true,
+            ..self.clone()
         };
+        let mut x = Exec::new(&way, s, Base::Nothing.into());
         let run = Running {
             epoch: OwnerEpoch(1),
             kv_len: self.prompt,
@@ -234,20 +290,18 @@ impl Model {
         s = x.s;
         while !(self.begin)(&s) {
             let calm = |l: &Label| {
+                use Base::{Deliver, EndPull, Land, Start};
                 matches!(
-                    l,
-                    Label::Deliver(_)
-                        | Label::Start(..)
-                        | Label::Land(..)
-                        | Label::EndPull(_, _, false)
+                    l.base,
+                    Deliver(_) | Start(..) | Land(..) | EndPull(_, _, false)
                 )
             };
-            let label = labels(self, &s)
+            let label = labels(&way, &s)
                 .into_iter()
                 .find(calm)
                 .expect("a way to the beginning");
-            s = match apply(self, &s, label) {
-                Ok(next) => next,
+            s = match apply(&way, &s, label) {
+                Ok((next, _)) => next,
                 Err(_) => panic!(
                     "{}: the way to the beginning breaks at {label:?}",
                     self.name
@@ -255,14 +309,6 @@ impl Model {
             };
         }
         s.left = self.budget;
-        if let Ok(v) = std::env::var("B") {
-            let v: Vec<u8> = v.split(',').map(|x| x.parse().unwrap()).collect();
-            s.left.crashes = v[0];
-            s.left.pauses = v[1];
-            s.left.losses = v[2];
-            s.left.deadlines = v[3];
-            s.left.corruptions = v[4];
-        }
         s
     }
 
@@ -305,8 +351,7 @@ impl Model {
             if run.epoch != s.store.record.owner_epoch {
                 return Err("invariant 1: the owner runs under another epoch".into());
             }
-            if u64::from(run.seal) != s.gateway.durable.tokens.len() as u64
-                && !x.unacked.is_empty() == false
+            if u64::from(run.seal) != s.gateway.durable.tokens.len() as u64 && x.unacked.is_empty()
             {
                 return Err(format!(
                     "invariant 5: tokens were lost: {run:?} {:?}",
@@ -318,6 +363,7 @@ impl Model {
     }
 
     pub fn count(&self, s: &State, stats: &mut Stats) {
+        stats.again += u64::from(s.truth.decisions.len() > 1);
         match s.truth.decisions.first() {
             Some((_, Outcome::Committed(_))) => stats.committed += 1,
             Some((_, Outcome::Aborted { .. })) => stats.aborted += 1,
@@ -328,7 +374,12 @@ impl Model {
 
     /// What a search must have seen, or it has looked at nothing.
     pub fn wanted(&self, stats: &Stats) -> Vec<(&'static str, u64)> {
-        let mut all = vec![("commits", stats.committed), ("aborts", stats.aborted)];
+        let mut all = vec![("aborts", stats.aborted)];
+        if self.no_go {
+            all.push(("decides two attempts", stats.again));
+        } else {
+            all.push(("commits", stats.committed));
+        }
         if self.recoveries > 0 {
             all.push(("is superseded", stats.superseded));
         }

@@ -5,7 +5,7 @@ use super::models::PAGE;
 use super::state::*;
 use moonlivekv::id::OwnerEpoch;
 use moonlivekv::migrate::io::Payload;
-use moonlivekv::migrate::msg::{Emission, PageClaim};
+use moonlivekv::migrate::msg::{Body, Emission, PageClaim};
 use moonlivekv::migrate::recovery;
 use moonlivekv::migrate::source::{Boundary, Do, Done, Event, Exported, Sealed, Source};
 use moonlivekv::route::{Cause, ControlSeal, Outcome, RoutePhase};
@@ -252,6 +252,11 @@ impl Exec<'_> {
     }
 
     pub fn tell_rebuilder(&mut self, w: u8, event: recovery::Event) {
+        if let recovery::Event::Recv { msg, .. } = &event
+            && let Body::Rebuild { owner_epoch, .. } = msg.body
+        {
+            self.tag = owner_epoch.0 as u8;
+        }
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let taken = self.edit_worker(w, |x| x.rebuilder.edit(Option::take));
@@ -285,7 +290,7 @@ impl Exec<'_> {
                 ..
             } => {
                 let x = self.worker(w);
-                let taken = x.run.is_some() || x.rebuilt.is_some();
+                let taken = x.run.is_some() || x.rebuilt.is_some() || x.stage.is_some();
                 let (prompt, seal) = (self.model.prompt, journaled as u8);
                 if !taken {
                     let run = Running {

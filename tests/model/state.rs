@@ -167,6 +167,8 @@ pub struct Worker {
     pub rebuilder: Slot<Rebuilder>,
     pub engine: Part<Engine>,
     pub timers: Vec<(Mach, Timer)>,
+    /// The latest attempt that it has moved to abort.
+    pub gave_up: MigrationEpoch,
 }
 
 impl std::ops::Deref for Worker {
@@ -196,6 +198,7 @@ pub struct Coord {
     pub machine: Option<Coordinator>,
     pub started: bool,
     pub timers: Vec<(Mach, Timer)>,
+    pub gave_up: MigrationEpoch,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -247,6 +250,9 @@ pub enum Packet {
         life: u64,
         mach: Mach,
         op: Op,
+        /// Which of the operations that a machine may have under way together this is: its number
+        /// does not count in a state's hash.
+        tag: u8,
         request: Request,
         given_up: bool,
     },
@@ -255,6 +261,7 @@ pub enum Packet {
         life: u64,
         mach: Mach,
         op: Op,
+        tag: u8,
         reply: StoreReply,
     },
     /// A local completion that a stopped process has not seen yet.
@@ -281,11 +288,17 @@ pub struct Budget {
     pub crashes: u8,
     pub pauses: u8,
     pub losses: u8,
-    pub corruptions: u8,
     /// Deadlines that may fire while something else can happen.
     pub deadlines: u8,
-    /// A message was lost: resends are worth while.
-    pub lost: bool,
+    /// Whose messages were lost and not sent again yet (see [`lost_by`]): resends are worth while.
+    pub lost: u8,
+}
+
+impl Budget {
+    /// How many mishaps may still come.
+    pub fn number_of_mishaps(&self) -> u8 {
+        self.crashes + self.pauses + self.losses + self.deadlines
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -312,7 +325,7 @@ impl State {
         h.write_u64(self.gateway.hash());
         h.write_u64(self.store.hash());
         h.write_u64(self.truth.hash());
-        self.left.hash(&mut h);
+        h.write_u8(self.left.lost);
         for p in &self.net {
             h.write_u64(p.hash());
         }
@@ -350,4 +363,23 @@ pub fn worker_index(w: &WorkerRef) -> u8 {
 /// The set of positions `from..to`.
 pub fn span(from: u64, to: u64) -> u16 {
     ((1u32 << to) - (1u32 << from.min(to))) as u16
+}
+
+/// Who sends again when this message or its answer is lost: a set of one, as a bit.
+pub fn lost_by(body: &moonlivekv::migrate::msg::Body) -> u8 {
+    use moonlivekv::migrate::msg::Body;
+    match body {
+        Body::Offer(_) | Body::Push(_) | Body::Verified { .. } => by(Mach::Src),
+        Body::Emit { .. } | Body::Accepted { .. } => TOKEN_CHANNEL,
+        Body::Rebuild { .. } => by(Mach::Acc),
+        Body::Outcome | Body::Fenced { .. } | Body::Cancel { .. } => 0,
+        _ => by(Mach::Coord),
+    }
+}
+
+/// The token channel of whichever worker.
+pub const TOKEN_CHANNEL: u8 = 1 << 7;
+
+pub fn by(mach: Mach) -> u8 {
+    1 << mach as u8
 }

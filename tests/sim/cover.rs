@@ -82,9 +82,9 @@ impl Cell {
     /// Why this cell cannot be hit; `None`: it can.
     pub fn impossible(self) -> Option<&'static str> {
         match (self.step, self.fault, self.role) {
-            (Step::Prepare, Fault::LostReply, Role::Destination) => {
-                Some("the destination writes nothing before it has heard of the intent")
-            }
+            (Step::Prepare, Fault::LostReply, Role::Destination) => Some(
+                "the destination writes nothing of an attempt before it has heard of the intent",
+            ),
             (Step::Resume, Fault::LostReply, Role::Destination) => Some(
                 "RESUME begins when the destination has its evidence; it writes nothing after that",
             ),

@@ -42,6 +42,7 @@ mod live;
 mod model;
 mod num;
 mod recover;
+mod rehearse;
 mod rng;
 mod sample;
 mod shared;

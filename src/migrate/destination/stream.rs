@@ -227,12 +227,10 @@ impl Attempt {
         if front.equal == replicas {
             self.verified = front.offer.to;
             self.offers.pop_front();
-            self.tell_everybody(
-                Body::Verified {
-                    through: self.verified,
-                },
-                out,
-            );
+            let verified = Body::Verified {
+                through: self.verified,
+            };
+            self.send(&self.source, verified, out);
         } else if front.tries < limits.pull_retries {
             front.tries += 1;
             front.landed = false;

@@ -177,12 +177,15 @@ impl Handler for Inbox {
     }
 
     fn frame(&self, from: &Peer, frame: u16, _: u64, payload: &[u8]) {
-        let (Some(core), kind::PROTOCOL) = (self.core.get(), frame) else {
-            return;
-        };
-        match envelope::decode(payload) {
-            Ok((msg, bytes)) => core.receive(from, msg, bytes),
-            Err(error) => tracing::warn!(from = name(from), %error, "a message cannot be read"),
+        let Some(core) = self.core.get() else { return };
+        match frame {
+            kind::PROTOCOL => match envelope::decode(payload) {
+                Ok((msg, bytes)) => core.receive(from, msg, bytes),
+                Err(error) => tracing::warn!(from = name(from), %error, "a message cannot be read"),
+            },
+            kind::BRACE => core.braced(from, payload),
+            kind::EARLY => core.early(from, payload),
+            _ => {}
         }
     }
 
