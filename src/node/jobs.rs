@@ -51,10 +51,10 @@ fn lane(
 
 impl Jobs {
     /// Starts `n` threads for each lane.
-    pub fn start(n: usize) -> std::io::Result<Self> {
+    pub fn start(name: &str, n: usize) -> std::io::Result<Self> {
         let mut threads = Vec::with_capacity(2 * n);
-        let soon = lane("soon", n, None, &mut threads)?;
-        let bulk = lane("bulk", n, Some(NICE), &mut threads)?;
+        let soon = lane(name, n, None, &mut threads)?;
+        let bulk = lane(&format!("{name}-nice"), n, Some(NICE), &mut threads)?;
         Ok(Self {
             soon: Mutex::new(Some(soon)),
             bulk: Mutex::new(Some(bulk)),
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn bulk_gives_way_and_what_is_waited_for_does_not() {
-        let jobs = Jobs::start(1).unwrap();
+        let jobs = Jobs::start("test", 1).unwrap();
         let (tell, told) = mpsc::channel();
         let before = niceness();
         for bytes in [BULK, BULK - 1] {

@@ -266,7 +266,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         Arc::new(Bulk::new(opened)),
         limits,
         faults,
-        Jobs::start(JOBS).map_err(|e| fail("threads")(&e))?,
+        Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(&e))?,
     );
     let core = Arc::new(core.with_null_handoffs(config.null_handoffs));
     sink.attach(&core);
