@@ -184,7 +184,7 @@ impl Say {
         ));
     }
 
-    /// The end.
+    /// What was compared.
     pub fn closing(&self, summary: &Summary, verdict: &Verdict, out: Option<&Path>) {
         self.line("3. compared");
         let yes = |b: bool| if b { "equal" } else { "DIFFERENT" };
@@ -218,6 +218,10 @@ impl Say {
         for line in summary.lines() {
             self.line(&format!("   {line}"));
         }
+    }
+
+    /// The last line.
+    pub fn verdict(&self, summary: &Summary) {
         self.line(if summary.pass() { "PASS" } else { "FAIL" });
     }
 }

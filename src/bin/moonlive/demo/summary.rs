@@ -136,6 +136,11 @@ impl Summary {
         &self.lines
     }
 
+    /// The first cause that is not `none`.
+    pub fn cause(&self) -> &str {
+        self.json["cause"].as_str().unwrap_or("none")
+    }
+
     /// The object.
     pub fn json(&self) -> &Value {
         &self.json
