@@ -94,6 +94,7 @@ fn seeds() -> Vec<super::Seed> {
         ),
         ("renew", Request::Renew { name, holder, term }),
         ("release", Request::Release { name, holder, term }),
+        ("keep-awake", Request::KeepAwake { key }),
     ];
     let record = Versioned {
         revision: Revision(7),
@@ -144,6 +145,7 @@ fn seeds() -> Vec<super::Seed> {
         ),
         ("renewed", Answer::Renewed(true)),
         ("released", Answer::Released),
+        ("kept-awake", Answer::KeptAwake),
     ];
     let mut all = Vec::new();
     for (what, request) in &requests {

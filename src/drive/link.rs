@@ -20,6 +20,8 @@ use crate::wire::{
 
 /// How long connecting and the two hellos may take.
 const DIAL: Duration = Duration::from_secs(2);
+/// Spin for a frame that the one before it announced.
+const EXPECTED_NS: u32 = 300_000;
 /// How long a reading thread sleeps before it looks whether it should end.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -399,13 +401,19 @@ impl Inner {
     }
 
     fn read(&self, peer: &Peer, serial: u64, mut recv: RecvHalf) {
+        let mut spin_ns = self.spin_ns;
         while !self.stopping() {
-            match recv.recv(Wait::within(IDLE).spin(self.spin_ns)) {
+            match recv.recv(Wait::within(IDLE).spin(spin_ns)) {
                 Ok(frame) => {
+                    // The push is a few microseconds behind: going to sleep would take longer.
+                    spin_ns = match frame.header.kind {
+                        kind::EARLY => self.spin_ns.max(EXPECTED_NS),
+                        _ => self.spin_ns,
+                    };
                     self.handler
                         .frame(peer, frame.header.kind, frame.header.id, frame.payload);
                 }
-                Err(WireError::Timeout { .. }) => {}
+                Err(WireError::Timeout { .. }) => spin_ns = self.spin_ns,
                 // Frame borders are intact; a message was lost, and machines expect that.
                 Err(error @ WireError::Payload { .. }) => {
                     tracing::warn!(peer = name(peer), %error, "a message was dropped");

@@ -43,6 +43,11 @@ pub mod kind {
     pub const CHECKPOINT: u16 = 4;
     /// Worker to gateway: a request that left the engine without a last token.
     pub const CLOSED: u16 = 5;
+    /// Source to destination: a fence is near. A hint that may be lost.
+    pub const BRACE: u16 = 7;
+    /// Source to destination, in the fence: the last slots, ahead of the push that claims them, which
+    /// follows within microseconds. May be lost like any frame; the push is then sent whole.
+    pub const EARLY: u16 = 8;
     /// Worker to gateway: one byte, whether it gives its requests away and takes none.
     pub const DRAINING: u16 = 6;
 }

@@ -10,26 +10,26 @@ use crate::migrate::io::Payload;
 #[derive(Debug, Default)]
 pub struct Payloads {
     last: u64,
-    kept: HashMap<u64, (MigrationEpoch, Arc<[u8]>)>,
+    kept: HashMap<u64, (MigrationEpoch, Arc<Vec<u8>>)>,
 }
 
 impl Payloads {
     /// Keeps bytes under a new number; no bytes are [`Payload::NONE`].
-    pub fn keep(&mut self, epoch: MigrationEpoch, bytes: impl Into<Arc<[u8]>>) -> Payload {
+    pub fn keep(&mut self, epoch: MigrationEpoch, bytes: impl Into<Vec<u8>>) -> Payload {
         let bytes = bytes.into();
         if bytes.is_empty() {
             return Payload::NONE;
         }
         self.last += 1;
-        self.kept.insert(self.last, (epoch, bytes));
+        self.kept.insert(self.last, (epoch, Arc::new(bytes)));
         Payload(self.last)
     }
 
     /// The bytes under a number; empty for [`Payload::NONE`] and for what was forgotten.
-    pub fn get(&self, payload: Payload) -> Arc<[u8]> {
+    pub fn get(&self, payload: Payload) -> Arc<Vec<u8>> {
         match self.kept.get(&payload.0) {
             Some((_, bytes)) => Arc::clone(bytes),
-            None => Arc::from([]),
+            None => Arc::default(),
         }
     }
 

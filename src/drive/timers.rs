@@ -20,6 +20,8 @@ struct State<K> {
     by_generation: HashMap<u64, K>,
     newest: HashMap<K, u64>,
     generation: u64,
+    /// Some thread will look again by then, if none is awake: nothing later need wake one.
+    looks_at_ns: u64,
     stopping: bool,
 }
 
@@ -43,6 +45,7 @@ impl<K: Eq + Hash + Clone + Send + 'static> Timers<K> {
                 by_generation: HashMap::new(),
                 newest: HashMap::new(),
                 generation: 0,
+                looks_at_ns: u64::MAX,
                 stopping: false,
             }),
             wake: Condvar::new(),
@@ -77,8 +80,12 @@ impl<K: Eq + Hash + Clone + Send + 'static> Timers<K> {
         }
         state.by_generation.insert(generation, key);
         state.heap.push(Reverse((at_ns, generation)));
+        let sooner = at_ns < state.looks_at_ns;
         drop(state);
-        self.inner.wake.notify_one();
+        // A thread that is woken for nothing takes a core from whoever armed this.
+        if sooner {
+            self.inner.wake.notify_one();
+        }
     }
 
     /// Disarms a timer.
@@ -119,7 +126,10 @@ impl<K: Eq + Hash + Clone> Inner<K> {
                 return None;
             }
             match state.heap.peek().copied() {
-                None => self.wake.wait(&mut state),
+                None => {
+                    state.looks_at_ns = u64::MAX;
+                    self.wake.wait(&mut state);
+                }
                 Some(Reverse((_, generation)))
                     if !state.by_generation.contains_key(&generation) =>
                 {
@@ -128,6 +138,7 @@ impl<K: Eq + Hash + Clone> Inner<K> {
                 Some(Reverse((at, generation))) => {
                     let now = now_ns();
                     if at > now {
+                        state.looks_at_ns = at;
                         self.wake
                             .wait_for(&mut state, Duration::from_nanos(at - now));
                         continue;

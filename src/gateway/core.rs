@@ -18,10 +18,10 @@ use super::metrics::Metrics;
 use super::openai::{ApiError, Ask};
 use super::slot::{AcceptorHands, Came, Slot};
 use super::workers::Workers;
-use crate::drive::{Mesh, Routes, Timers, now_ns, run};
+use crate::drive::{Mesh, RouteStore, Routes, Timers, now_ns, run};
 use crate::id::{OwnerEpoch, RequestId, WorkerRef};
 use crate::migrate::acceptor::{Acceptor, Done, Event};
-use crate::migrate::io::{self, Timer};
+use crate::migrate::io::{self, StoreReply, Timer};
 use crate::migrate::limits::Limits;
 use crate::route::RouteRecord;
 use crate::rpc::v1;
@@ -325,8 +325,17 @@ impl Backend for Core {
         self.runtime.spawn(async move {
             let owner = core.workers.owner(request);
             let (core_, slot_) = (Arc::clone(&core), Arc::clone(&slot));
-            let hangup = move || core_.post(&slot_, io::Event::Local(Done::Hangup));
-            let _ = tokio::task::spawn_blocking(hangup).await;
+            let hangup = move || {
+                core_.post(&slot_, io::Event::Local(Done::Hangup));
+                // Whose it is by the record, which that has closed: a flip whose first token has not
+                // come yet is not known here otherwise, and its new owner would decode for nobody.
+                match core_.routes().read(request) {
+                    StoreReply::Value(found) => Some(found.record.owner),
+                    _ => None,
+                }
+            };
+            let by_record = tokio::task::spawn_blocking(hangup).await.ok().flatten();
+            let owner = by_record.or(owner);
             if slot.live.end(End::Abort) {
                 core.finished(request, End::Abort);
             }

@@ -58,8 +58,16 @@ pub struct EmbeddedStore {
     committed: Condvar,
     /// As `committed`, for watchers.
     pub(super) changed: Condvar,
+    /// Held by whoever keeps the device awake.
+    pub(super) waking: Mutex<()>,
     series: Option<Series>,
     options: EmbeddedOptions,
+}
+
+impl Core {
+    pub(super) fn is_committing(&self) -> bool {
+        self.committing
+    }
 }
 
 impl fmt::Debug for EmbeddedStore {
@@ -130,6 +138,7 @@ impl EmbeddedStore {
             }),
             committed: Condvar::new(),
             changed: Condvar::new(),
+            waking: Mutex::new(()),
             series,
             options,
         }
@@ -154,6 +163,11 @@ impl EmbeddedStore {
             log_bytes: core.log.as_ref().map_or(0, Segment::end),
             ..core.stats
         }
+    }
+
+    /// Where the log lies; `None` without one.
+    pub(super) fn dir(&self) -> Option<&dyn Dir> {
+        self.series.as_ref().map(|s| &**s.dir())
     }
 
     fn hook(&self, step: Step) {

@@ -22,6 +22,7 @@
 
 #![deny(unsafe_code)]
 
+mod awake;
 pub mod conformance;
 mod embedded;
 mod error;
@@ -106,6 +107,14 @@ pub trait MetaStore: Send + Sync {
         term: LeaseTerm,
         deadline: Instant,
     ) -> Result<(), StoreError>;
+
+    /// The record under `key` is about to be changed by somebody: keeps what the store writes to
+    /// from dozing off, until the record has changed or `deadline`, a fraction of a second at most.
+    /// Changes nothing and promises nothing; a store that need not be kept awake returns at once.
+    fn keep_awake(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        let _ = (key, deadline);
+        Ok(())
+    }
 }
 
 #[cfg(test)]

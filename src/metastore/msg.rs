@@ -27,6 +27,7 @@ const WATCH: u16 = 4;
 const ACQUIRE: u16 = 5;
 const RENEW: u16 = 6;
 const RELEASE: u16 = 7;
+const KEEP_AWAKE: u16 = 8;
 
 /// A question to a store.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +80,11 @@ pub enum Request<'a> {
         /// Since when.
         term: LeaseTerm,
     },
+    /// See [`MetaStore::keep_awake`](super::MetaStore::keep_awake). Answered when it is over.
+    KeepAwake {
+        /// The key.
+        key: &'a str,
+    },
 }
 
 /// A store's answer.
@@ -103,6 +109,8 @@ pub enum Answer {
     Renewed(bool),
     /// To a release.
     Released,
+    /// To a keep-awake.
+    KeptAwake,
     /// To any.
     Error(StoreError),
 }
@@ -150,13 +158,14 @@ impl<'a> Request<'a> {
             Self::Acquire { .. } => ACQUIRE,
             Self::Renew { .. } => RENEW,
             Self::Release { .. } => RELEASE,
+            Self::KeepAwake { .. } => KEEP_AWAKE,
         }
     }
 
     /// Appends the frame's payload.
     pub fn encode(&self, w: &mut Writer) {
         match *self {
-            Self::Get { key } => text(w, key),
+            Self::Get { key } | Self::KeepAwake { key } => text(w, key),
             Self::Cas(cas) => {
                 w.raw(&cas.op.0);
                 revision_or_none(w, cas.expected);
@@ -235,6 +244,9 @@ impl<'a> Request<'a> {
                 holder: read_text(&mut r, MAX_KEY, "holder")?,
                 ttl: Duration::from_millis(r.u64("ttl")?),
             },
+            KEEP_AWAKE => Self::KeepAwake {
+                key: read_text(&mut r, MAX_KEY, "key")?,
+            },
             RENEW | RELEASE => {
                 let name = read_text(&mut r, MAX_KEY, "name")?;
                 let holder = read_text(&mut r, MAX_KEY, "holder")?;
@@ -292,6 +304,7 @@ impl Answer {
             Self::Lease(_) => ACQUIRE | ANSWER,
             Self::Renewed(_) => RENEW | ANSWER,
             Self::Released => RELEASE | ANSWER,
+            Self::KeptAwake => KEEP_AWAKE | ANSWER,
             Self::Error(_) => ERROR,
         }
     }
@@ -341,7 +354,7 @@ impl Answer {
                 w.u64(left.as_millis() as u64);
             }
             Self::Renewed(renewed) => w.u8((*renewed).into()),
-            Self::Released => {}
+            Self::Released | Self::KeptAwake => {}
             Self::Error(error) => encode_error(w, error),
         }
     }
@@ -422,6 +435,7 @@ impl Answer {
             }),
             RENEW => Self::Renewed(r.flag("renewed")?),
             RELEASE => Self::Released,
+            KEEP_AWAKE => Self::KeptAwake,
             _ => return Err(DecodeError::Version("answer kind")),
         })
     }

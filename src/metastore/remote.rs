@@ -313,4 +313,12 @@ impl MetaStore for RemoteStore {
             other => unexpected(&other),
         }
     }
+
+    fn keep_awake(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        check_key(key)?;
+        match self.ask(&Request::KeepAwake { key }, deadline)? {
+            Answer::KeptAwake => Ok(()),
+            other => unexpected(&other),
+        }
+    }
 }

@@ -28,6 +28,11 @@ impl MetaStore for EmbeddedStore {
         self.try_cas(cas, deadline)
     }
 
+    fn keep_awake(&self, key: &str, deadline: Instant) -> Result<(), StoreError> {
+        check_key(key)?;
+        self.keep_device_awake(key, deadline)
+    }
+
     fn list(&self, prefix: &str, _deadline: Instant) -> Result<Listing, StoreError> {
         check_prefix(prefix)?;
         let core = self.lock()?;

@@ -310,6 +310,7 @@ fn answer(store: &dyn MetaStore, request: &Request<'_>, deadline: Instant) -> An
         Request::Release { name, holder, term } => store
             .lease_release(name, holder, term, deadline)
             .map(|()| Answer::Released),
+        Request::KeepAwake { key } => store.keep_awake(key, deadline).map(|()| Answer::KeptAwake),
     };
     answer.unwrap_or_else(Answer::Error)
 }

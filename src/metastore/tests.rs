@@ -306,6 +306,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         }),
         any::<bool>().prop_map(Answer::Renewed),
         Just(Answer::Released),
+        Just(Answer::KeptAwake),
         error().prop_map(Answer::Error),
     ]
 }
@@ -338,6 +339,7 @@ proptest! {
             Request::Acquire { name: &key, holder: &other, ttl: Duration::from_millis(n) },
             Request::Renew { name: &key, holder: &other, term: LeaseTerm(n) },
             Request::Release { name: &key, holder: &other, term: LeaseTerm(n) },
+            Request::KeepAwake { key: &key },
         ];
         for request in requests {
             let mut w = Writer::default();

@@ -81,11 +81,14 @@ pub struct PullReport {
     pub lease: Option<WriteLease>,
 }
 
+/// A link that nobody uses, and since when.
+type IdleLink = (Instant, Box<dyn Link>);
+
 /// The paths of one worker.
 pub struct Bulk {
     paths: Vec<Arc<dyn Transport>>,
     /// By endpoint: links with the time of their last use, the newest last.
-    idle: Mutex<HashMap<String, Vec<(Instant, Box<dyn Link>)>>>,
+    idle: Mutex<HashMap<String, Vec<IdleLink>>>,
 }
 
 impl Bulk {

@@ -138,6 +138,27 @@ impl Emitter {
         tokens: impl IntoIterator<Item = Emission>,
         step_done_ns: u64,
     ) {
+        self.push_unsent(request, epoch, tokens, step_done_ns);
+        self.wake();
+    }
+
+    /// Has what is ready sent.
+    pub fn wake(&self) {
+        let ready = !self.inner.state.lock().ready.is_empty();
+        if ready {
+            self.inner.wake.notify_one();
+        }
+    }
+
+    /// As [`push`](Self::push), but it waits for the next push or [`wake`](Self::wake): where the
+    /// caller has something to do first that waking another thread would hold up.
+    pub fn push_unsent(
+        &self,
+        request: RequestId,
+        epoch: OwnerEpoch,
+        tokens: impl IntoIterator<Item = Emission>,
+        step_done_ns: u64,
+    ) {
         let mut state = self.inner.state.lock();
         let State { streams, ready, .. } = &mut *state;
         let stream = streams.entry(request).or_insert_with(|| Stream {
@@ -167,7 +188,6 @@ impl Emitter {
         if !stream.queued && !stream.unacked.is_empty() {
             stream.queued = true;
             ready.push_back(request);
-            self.inner.wake.notify_one();
         }
     }
 

@@ -1,21 +1,13 @@
-//! KV of one request at one side: hashing ranges of tokens, the running set digest, and the packed
-//! form in which the fence's few remaining slots travel.
+//! KV of one request at one side: hashing ranges of tokens, and the running set digest.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::digest::{Digester, PageDigest, SetDigest, SetHasher};
-use crate::engine::adapter::{
-    AdapterError, EngineAdapter, LEASE_WAIT, PageDigests, PageRow, StageId, View,
-};
-use crate::mem::{ReadLease, WriteLease};
+use crate::engine::adapter::{AdapterError, EngineAdapter, PageDigests, PageRow, View};
 use crate::migrate::msg::PageClaim;
-use crate::page::{
-    Axis, BlockLayout, GroupGeometry, LayoutSpec, ObjectSetHeader, PageError, PageSpan, Resident,
-    ResidentMut, Scales, Shard, TokenView, copy_runs, plan_copy,
-};
+use crate::page::{ObjectSetHeader, PageError, PageSpan};
 
 /// Why KV could not be hashed, gathered or landed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -40,49 +32,6 @@ pub enum KvError {
         /// Bytes due.
         want: usize,
     },
-}
-
-/// Blocks on read lease as memory.
-pub struct Leased<'a>(pub &'a ReadLease);
-
-impl Resident for Leased<'_> {
-    fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        self.0.try_bytes(offset, len).ok()
-    }
-}
-
-/// Blocks on write lease as memory.
-pub struct LeasedMut<'a>(pub &'a mut WriteLease);
-
-impl ResidentMut for LeasedMut<'_> {
-    fn bytes_mut(&mut self, offset: u64, len: usize) -> Option<&mut [u8]> {
-        self.0.try_bytes_mut(offset, len).ok()
-    }
-}
-
-/// Bytes whose first one stands for offset `base` of a larger memory.
-struct Part<'a> {
-    base: u64,
-    bytes: &'a [u8],
-}
-
-impl Resident for Part<'_> {
-    fn bytes(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        let from = usize::try_from(offset.checked_sub(self.base)?).ok()?;
-        self.bytes.get(from..from.checked_add(len)?)
-    }
-}
-
-struct PartMut<'a> {
-    base: u64,
-    bytes: &'a mut [u8],
-}
-
-impl ResidentMut for PartMut<'_> {
-    fn bytes_mut(&mut self, offset: u64, len: usize) -> Option<&mut [u8]> {
-        let from = usize::try_from(offset.checked_sub(self.base)?).ok()?;
-        self.bytes.get_mut(from..from.checked_add(len)?)
-    }
 }
 
 /// Hashes the pages that overlap `tokens`, each from its first token and up to `tokens.end` at most.
@@ -254,115 +203,4 @@ impl SetRun {
         let tails: Vec<(u16, PageDigest)> = tails.into_iter().collect();
         Ok(self.hasher.finish(kv_len, &tails)?)
     }
-}
-
-/// The packed form of slots: token after token, each token's layers, heads, K and V in canonical
-/// order. Valid slots only, so a range of tokens is a range of bytes.
-fn packed(
-    geometry: &Arc<GroupGeometry>,
-    shard: Shard,
-    tokens: &Range<u64>,
-) -> Result<(BlockLayout, Vec<u32>), PageError> {
-    let (first, end) = (tokens.start / PACK, tokens.end.div_ceil(PACK));
-    let blocks = u32::try_from(end - first).map_err(|_| PageError::Overflow)?;
-    let layout = LayoutSpec {
-        axes: [Axis::Block, Axis::Slot, Axis::Layer, Axis::Head, Axis::Kv],
-        block_tokens: PACK as u32,
-        blocks,
-        base: 0,
-        block_pad: 0,
-        scales: Scales::OnKvAxis,
-    }
-    .build(geometry, shard)?;
-    Ok((layout, (0..blocks).collect()))
-}
-
-/// Tokens of a block of the packed form; any value does, both ends use this one.
-const PACK: u64 = 16;
-
-/// Offset and length of `tokens` in the packed form that starts at the block of `tokens.start`.
-fn packed_bytes(layout: &BlockLayout, tokens: &Range<u64>) -> (u64, usize) {
-    let token = layout.block_bytes() / PACK;
-    let base = tokens.start % PACK * token;
-    (base, ((tokens.end - tokens.start) * token) as usize)
-}
-
-/// Appends the packed slots of `tokens`, all groups ascending, read from resident memory.
-pub fn gather(
-    engine: &dyn EngineAdapter,
-    header: &ObjectSetHeader,
-    view: View,
-    tokens: Range<u64>,
-    out: &mut Vec<u8>,
-) -> Result<(), KvError> {
-    if tokens.is_empty() {
-        return Ok(());
-    }
-    let mut runs = Vec::new();
-    for group in &header.groups {
-        let info = engine.pool(group.group)?;
-        let table = engine.table(view, group.group, tokens.clone())?;
-        let lease = info.pool.read_until(&table, Instant::now() + LEASE_WAIT)?;
-        let src = TokenView::new(&info.layout, &table, tokens.clone())?;
-        let (layout, flat) = packed(info.layout.geometry(), info.layout.shard().clone(), &tokens)?;
-        let dst = TokenView::new(&layout, &flat, tokens.clone())?;
-        runs.clear();
-        plan_copy(&src, &dst, tokens.clone(), &mut runs)?;
-        let (base, len) = packed_bytes(&layout, &tokens);
-        let at = out.len();
-        out.resize(at + len, 0);
-        copy_runs(
-            &runs,
-            &Leased(&lease),
-            &mut PartMut {
-                base,
-                bytes: &mut out[at..],
-            },
-        )?;
-    }
-    Ok(())
-}
-
-/// Writes packed slots into a stage. `bytes` holds the tokens from `bytes_from`; `tokens` of them
-/// are written, the others are not touched.
-pub fn land(
-    engine: &dyn EngineAdapter,
-    header: &ObjectSetHeader,
-    stage: StageId,
-    bytes: &[u8],
-    bytes_from: u64,
-    tokens: Range<u64>,
-) -> Result<(), KvError> {
-    let all = bytes_from..tokens.end;
-    let per_token = header.token_bytes();
-    let want =
-        usize::try_from((all.end - all.start) * per_token).map_err(|_| PageError::Overflow)?;
-    if bytes.len() != want {
-        return Err(KvError::Length {
-            got: bytes.len(),
-            want,
-        });
-    }
-    if tokens.is_empty() {
-        return Ok(());
-    }
-    let (mut at, mut runs) = (0, Vec::new());
-    for group in &header.groups {
-        let info = engine.pool(group.group)?;
-        let (layout, flat) = packed(info.layout.geometry(), info.layout.shard().clone(), &all)?;
-        let (base, len) = packed_bytes(&layout, &all);
-        let src = TokenView::new(&layout, &flat, all.clone())?;
-        let table = engine.table(View::Stage(stage), group.group, tokens.clone())?;
-        let dst = TokenView::new(&info.layout, &table, tokens.clone())?;
-        runs.clear();
-        plan_copy(&src, &dst, tokens.clone(), &mut runs)?;
-        let mut lease = engine.stage_write(stage, group.group, tokens.clone())?;
-        let part = Part {
-            base,
-            bytes: &bytes[at..at + len],
-        };
-        copy_runs(&runs, &part, &mut LeasedMut(&mut lease))?;
-        at += len;
-    }
-    Ok(())
 }

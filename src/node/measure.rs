@@ -20,6 +20,8 @@ pub mod at {
     pub const RESERVED: &str = "reserved";
     /// Destination: the first pull began.
     pub const STREAM: &str = "stream";
+    /// Destination: the whole prompt is verified; what is left is what was decoded meanwhile.
+    pub const STREAMED: &str = "streamed";
     /// Source: GO arrived.
     pub const GO: &str = "go";
     /// Source: the last step that wrote this request's KV was done. The pause begins.
@@ -30,6 +32,8 @@ pub mod at {
     pub const EXPORTED: &str = "exported";
     /// Source: the push left.
     pub const PUSHED: &str = "pushed";
+    /// Destination: the remaining slots came ahead of the push, are in place and hashed.
+    pub const EARLY: &str = "early";
     /// Destination: the push arrived.
     pub const ARRIVED: &str = "arrived";
     /// Destination: the remaining slots are in place.

@@ -11,6 +11,7 @@ pub mod kv;
 pub mod measure;
 pub mod metrics;
 pub mod options;
+pub mod packed;
 pub mod parcels;
 pub mod paths;
 pub mod registry;

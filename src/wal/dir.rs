@@ -19,6 +19,11 @@ pub trait Dir: Send + Sync + Debug {
     fn remove(&self, name: &str) -> Result<(), IoError>;
     /// Makes names durable.
     fn sync(&self) -> Result<(), IoError>;
+    /// Lets the device under the directory do a little of what a flush makes it do, so that it is
+    /// not asleep when one that matters comes. Changes nothing of what is kept here.
+    fn wake(&self) -> Result<(), IoError> {
+        Ok(())
+    }
     /// For messages.
     fn name(&self) -> String;
 }

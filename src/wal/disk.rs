@@ -6,7 +6,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A directory of this machine. Holds `LOCK` in it with `flock(2)`, which ends with the process,
 /// however that ends.
@@ -14,8 +14,14 @@ use std::sync::Arc;
 pub struct DiskDir {
     path: PathBuf,
     fd: OwnedFd,
+    /// What [`Dir::wake`] writes to; made at its first call.
+    awake: OnceLock<Arc<dyn File>>,
     _lock: OwnedFd,
 }
+
+/// The file behind [`Dir::wake`]; nothing reads it.
+const AWAKE: &str = "awake";
+const AWAKE_BYTES: usize = 512;
 
 /// Zero-fill is written in pieces of this size.
 const FILL: usize = 1 << 20;
@@ -65,6 +71,7 @@ impl DiskDir {
         Ok(Arc::new(Self {
             path,
             fd,
+            awake: OnceLock::new(),
             _lock: lock,
         }))
     }
@@ -163,6 +170,23 @@ impl Dir for DiskDir {
 
     fn sync(&self) -> Result<(), IoError> {
         rustix::fs::fsync(&self.fd).map_err(|e| err("fsync", self.name(), e))
+    }
+
+    fn wake(&self) -> Result<(), IoError> {
+        let file = match self.awake.get() {
+            Some(file) => file,
+            None => {
+                let file = match self.open(AWAKE) {
+                    Ok(file) => file,
+                    Err(_) => self.create(AWAKE, AWAKE_BYTES as u64)?,
+                };
+                self.awake.get_or_init(|| file)
+            }
+        };
+        // In place, and of one length always: no block is allocated and no size changes, so the
+        // flush has nothing but this one write to wait for.
+        file.write_at(0, &[0; AWAKE_BYTES])?;
+        file.sync()
     }
 
     fn name(&self) -> String {

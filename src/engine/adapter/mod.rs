@@ -200,6 +200,24 @@ pub trait EngineAdapter: Send + Sync {
     /// Errors: `Unknown(Request)`; `StaleEpoch` (a newer attempt holds it).
     fn release_hold(&self, request: RequestId, epoch: MigrationEpoch) -> Result<()>;
 
+    /// A fence of this pin is near: whatever its export will use may be touched now, while the
+    /// request still decodes. Returns a control state of some boundary just passed, for
+    /// [`rehearse_import`](Self::rehearse_import) at the other end, or `None`.
+    ///
+    /// Source executor, before `hold`. A hint: changes nothing that any other call can see, and an
+    /// engine need not do anything.
+    fn rehearse_export(&self, pin: PinId) -> Option<Vec<u8>> {
+        let _ = pin;
+        None
+    }
+
+    /// A fence that will import into this stage is near: the same at the destination. `preview` is
+    /// what [`rehearse_export`](Self::rehearse_export) gave; it is used for nothing but practice,
+    /// and may be anything at all.
+    fn rehearse_import(&self, stage: StageId, preview: &[u8]) {
+        let _ = (stage, preview);
+    }
+
     /// Encodes the control state at the boundary, engine part and front-end part together.
     ///
     /// Source executor at the fence, on a pin whose request is held by the pin's epoch.

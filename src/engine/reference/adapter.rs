@@ -96,6 +96,14 @@ impl EngineAdapter for Engine {
         self.shared().release_hold(request, epoch)
     }
 
+    fn rehearse_export(&self, pin: PinId) -> Option<Vec<u8>> {
+        self.shared().rehearse_export(pin)
+    }
+
+    fn rehearse_import(&self, stage: StageId, preview: &[u8]) {
+        self.shared().rehearse_import(stage, preview);
+    }
+
     fn export_control(&self, view: View, owner_epoch: OwnerEpoch) -> Result<ControlExport> {
         match view {
             View::Pin(pin) => self.shared().export_pinned(pin, owner_epoch),

@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 mod adapter;
+mod arm;
 mod blocks;
 mod build;
 mod clock;
@@ -42,6 +43,7 @@ mod live;
 mod model;
 mod num;
 mod recover;
+mod rehearse;
 mod rng;
 mod sample;
 mod shared;

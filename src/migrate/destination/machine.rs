@@ -101,6 +101,11 @@ impl Destination {
             .is_some_and(|a| a.stage == Stage::Launched)
     }
 
+    /// Tokens that are resident and verified in the attempt under way.
+    pub fn verified(&self) -> Option<u64> {
+        self.attempt.as_ref().map(|a| a.verified)
+    }
+
     /// Whether nothing is held here.
     pub fn is_idle(&self) -> bool {
         self.attempt.is_none()

@@ -10,6 +10,9 @@ use crate::migrate::limits::Limits;
 use crate::migrate::msg::{Body, Msg, Push};
 use crate::route::{Cause, Intent, Party, Verdict};
 
+/// Seals in a row without progress after which STREAM does not get any closer.
+const STALLED: u8 = 3;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Attempt {
     pub(super) coordinator: Peer,
@@ -33,6 +36,9 @@ pub(super) struct Attempt {
     pub(super) window: VecDeque<u64>,
     /// Look again for newly decoded tokens.
     pub(super) reseal: bool,
+    /// The least that a seal ever found unverified, and the seals since that found no less.
+    pub(super) least_left: u64,
+    pub(super) stalled: u8,
     /// The coordinator said GO.
     pub(super) go: bool,
     pub(super) boundary: Option<Boundary>,
@@ -78,6 +84,8 @@ impl Attempt {
             verified: 0,
             window: VecDeque::new(),
             reseal: false,
+            least_left: u64::MAX,
+            stalled: 0,
             go: false,
             boundary: None,
             push: None,
@@ -156,14 +164,19 @@ impl Attempt {
         self.sealed - self.verified.min(self.sealed)
     }
 
-    /// Right after a seal: whether another round would leave no less. Nothing is left, or what came
-    /// up during the last round is as much as that round moved.
-    pub(super) fn has_converged(&self, limits: &Limits) -> bool {
-        let (from, to) = self.hashing;
-        let stalled = to > from && self.left() >= to - from;
+    /// Right after a seal: whether further rounds would leave no less. Nothing is left, or the last
+    /// few seals found no less than one before them did: decoding is as fast as the rounds are.
+    pub(super) fn has_converged(&mut self, limits: &Limits) -> bool {
+        let left = self.left();
+        if left < self.least_left {
+            self.least_left = left;
+            self.stalled = 0;
+        } else {
+            self.stalled = self.stalled.saturating_add(1).min(STALLED);
+        }
         self.sealed > 0
-            && self.left() <= u64::from(limits.go_tokens)
-            && (self.left() == 0 || stalled)
+            && left <= u64::from(limits.go_tokens)
+            && (left == 0 || self.stalled == STALLED)
     }
 
     pub(super) fn tell_progress(&self, converged: bool, request: RequestId, out: &mut Vec<Action>) {
@@ -227,6 +240,10 @@ impl Attempt {
             return;
         }
         if self.go {
+            // What is under way is verified first: it would travel again in the fence.
+            if !self.window.is_empty() {
+                return;
+            }
             self.stage = Stage::Holding;
             self.deadline(now, limits.fence_ns, out);
             let op = self.start();

@@ -150,8 +150,9 @@ impl Source {
                 a.window.retain(|to| *to > through);
                 a.resends = 0;
                 a.reseal = true;
-                // With nothing left the next seal tells, of what was decoded meanwhile.
-                if a.left() > 0 {
+                // With nothing left the next seal tells, of what was decoded meanwhile; after GO
+                // there is nothing to tell.
+                if a.left() > 0 && !a.go {
                     a.tell_progress(false, self.request, out);
                 }
                 a.pump(now, &self.limits, out);
@@ -384,11 +385,7 @@ impl Source {
                 if converged || a.left() == 0 {
                     a.timer(now, TimerKind::Round, limits.round_ns, out);
                 }
-                // Once GO is due, what is offered would be under way in the fence. Should GO not come,
-                // the next round goes on.
-                if a.go || !converged {
-                    a.pump(now, limits, out);
-                }
+                a.pump(now, limits, out);
             }
             Err(cause) => a.give_up(cause, request, out),
         }

@@ -20,6 +20,7 @@ use crate::migrate::io::{self, Payload, Peer, Report, Step, Timer};
 use crate::migrate::limits::Limits;
 use crate::migrate::msg::{Body, Msg};
 use crate::node::faults::{Fault, Faults, step_name};
+use crate::node::jobs::Jobs;
 use crate::node::metrics::CoordinatorMetrics;
 use crate::node::options::Options;
 use crate::node::registry::Registry;
@@ -27,6 +28,8 @@ use crate::rpc::v1;
 
 /// How long handing a message to a peer's socket may take.
 const SEND: Duration = Duration::from_secs(2);
+/// How long after GO the store is kept awake for the commit: some of the longest decode steps.
+const AWAKE: Duration = Duration::from_millis(100);
 /// Events kept for a watcher that is slow.
 const EVENTS: usize = 4096;
 
@@ -60,6 +63,8 @@ pub struct Core {
     timers: OnceLock<Timers<(RequestId, Timer)>>,
     jobs: Mutex<HashMap<RequestId, Arc<Job>>>,
     leader_id: Mutex<String>,
+    /// Waits with the store while a decision is about to fall.
+    awake: OnceLock<Option<Jobs>>,
 }
 
 /// One migration under way.
@@ -128,6 +133,7 @@ impl Core {
             timers: OnceLock::new(),
             jobs: Mutex::default(),
             leader_id: Mutex::default(),
+            awake: OnceLock::new(),
         }
     }
 
@@ -137,8 +143,32 @@ impl Core {
         let _ = self.timers.set(timers);
     }
 
+    /// A request is being fenced: its record is about to change, and the destination waits for
+    /// that. Off the fence's path; the outcome does not matter.
+    fn keep_awake(self: &Arc<Self>, request: RequestId) {
+        let started = self.awake.get_or_init(|| match Jobs::start("awake", 1) {
+            Ok(jobs) => Some(jobs),
+            Err(error) => {
+                tracing::warn!(%error, "the store is not kept awake for commits");
+                None
+            }
+        });
+        if let Some(jobs) = started {
+            let core = Arc::clone(self);
+            jobs.run(move || {
+                let (store, key) = (core.routes.meta(), crate::route::key(request));
+                if let Err(error) = store.keep_awake(&key, Instant::now() + AWAKE) {
+                    tracing::debug!(%error, "the store was not kept awake");
+                }
+            });
+        }
+    }
+
     /// Ends its timers.
     pub fn stop(&self) {
+        if let Some(Some(jobs)) = self.awake.get() {
+            jobs.stop();
+        }
         if let Some(timers) = self.timers.get() {
             timers.stop();
         }
@@ -334,6 +364,9 @@ impl Hands<Coordinator> for CoordinatorHands<'_> {
             tracing::debug!(to = name(to), %error, request = %msg.request, "a message was not sent");
         }
         if let Some(step) = step_of(&msg.body) {
+            if step == Step::Fence {
+                core.keep_awake(msg.request);
+            }
             core.faults.maybe_die(Fault::KillCoordinator, step);
             core.faults.maybe_pause(Fault::PauseCoordinator, step);
         }

@@ -37,7 +37,7 @@ use crate::node::spec::SourceSpec;
 use crate::route::Cause;
 
 /// How long handing a message to a peer's socket may take.
-const SEND: Duration = Duration::from_secs(2);
+pub(super) const SEND: Duration = Duration::from_secs(2);
 
 /// Whose timer: request and machine.
 pub type TimerKey = (RequestId, Role, Timer);
@@ -316,6 +316,8 @@ impl Core {
         );
         if let Some(epoch) = state.incoming.activated.take() {
             self.own(state, slot.request, epoch);
+            // Tokens that the commit handed over; the request runs already.
+            self.emitter.wake();
         }
     }
 
@@ -433,6 +435,10 @@ impl Core {
         }
     }
 
+    pub(super) fn mesh(&self) -> Option<&Mesh> {
+        self.mesh.get()
+    }
+
     /// Links to a peer ahead of need.
     pub fn open(&self, peer: &Peer) -> Result<(), MeshError> {
         self.mesh.get().map_or(Ok(()), |mesh| mesh.open(peer))
@@ -475,6 +481,9 @@ impl Core {
                 self.measures.at(request, msg.epoch, at::ARRIVED);
                 let incoming = &mut state.incoming;
                 incoming.fenced = true;
+                if incoming.epoch == msg.epoch {
+                    incoming.control = Some(push.certificate.control.hash);
+                }
                 if incoming
                     .spec
                     .as_ref()

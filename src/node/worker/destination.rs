@@ -9,8 +9,9 @@ use super::corrupt;
 use super::pull;
 use super::slot::{Incoming, RemoteTable, Role, Slot};
 use super::source::leaves;
+use crate::control_state::ControlDigest;
 use crate::drive::{Hands, Payloads, RouteStore, cause_word};
-use crate::engine::adapter::{Activation, Manifest, PageDigests, StageId, View};
+use crate::engine::adapter::{Activation, AdapterError, Manifest, PageDigests, StageId, View};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::migrate::destination::{Destination, Do, Done, Pulled, Staged};
 use crate::migrate::io::{Event, Op, Payload, Peer, Report, Step, StoreReply, Timer};
@@ -19,6 +20,7 @@ use crate::node::cause::{self, Side};
 use crate::node::faults::{Fault, flip};
 use crate::node::kv::{self, KvError, SetRun};
 use crate::node::measure::at;
+use crate::node::packed;
 use crate::node::parcels::{OfferParcel, PushParcel};
 use crate::node::spec::SourceSpec;
 use crate::route::{Cause, ControlSeal};
@@ -152,7 +154,12 @@ impl Hands<Destination> for DestinationHands<'_> {
         if self.at.fenced {
             self.count("fence-messages");
         }
-        if matches!(msg.body, Body::Verified { .. }) {
+        if let Body::Verified { through } = msg.body {
+            let prompt = self.at.spec.as_ref().map_or(u64::MAX, |s| s.prompt_tokens);
+            if through >= prompt {
+                let (request, epoch) = (self.slot.request, msg.epoch);
+                self.core.measures.at(request, epoch, at::STREAMED);
+            }
             faults.maybe_die(Fault::KillDestination, Step::Stream);
         }
     }
@@ -253,7 +260,6 @@ impl DestinationHands<'_> {
     }
 
     fn staged(&self) -> Result<StageId, KvError> {
-        use crate::engine::adapter::AdapterError;
         let unknown = || AdapterError::Caller("nothing is staged for this attempt");
         Ok(self.at.stage.ok_or_else(unknown)?)
     }
@@ -351,6 +357,7 @@ impl DestinationHands<'_> {
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.at.pulls.push((op, Arc::clone(&cancelled)));
+        let bytes = (tokens.end - tokens.start) * core.capabilities.header.token_bytes();
         let job = move || {
             let work = pull::Work {
                 stage,
@@ -367,7 +374,7 @@ impl DestinationHands<'_> {
             let event = Event::Local(Done::Pulled { op, outcome });
             core.destination_locked(&slot, &mut state, event);
         };
-        if self.core.jobs.run(job) {
+        if self.core.jobs.stream(bytes, job) {
             None
         } else {
             failed(Pulled::Failed)
@@ -377,6 +384,7 @@ impl DestinationHands<'_> {
     fn hash(&mut self, op: Op, tokens: Range<u64>) {
         let (core, slot) = (Arc::clone(self.core), Arc::clone(self.slot));
         let Some(stage) = self.at.stage else { return };
+        let bytes = (tokens.end - tokens.start) * core.capabilities.header.token_bytes();
         let job = move || {
             corrupt::before_verify(&core, stage, &tokens);
             let mut pages = PageDigests::new();
@@ -406,7 +414,7 @@ impl DestinationHands<'_> {
                 .add(slot.request, op.epoch, "pages-hashed", count);
             core.destination_locked(&slot, &mut state, Event::Local(Done::Hashed { op, result }));
         };
-        self.core.jobs.run(job);
+        self.core.jobs.stream(bytes, job);
     }
 
     fn land(
@@ -423,7 +431,9 @@ impl DestinationHands<'_> {
         core.adapter
             .import_tokens(stage, section.tokens_from, &section.tokens)?;
         let header = &core.capabilities.header;
-        kv::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        if !core.settle_early(&mut self.at.early, stage, &tokens, tail)? {
+            packed::land(&*core.adapter, header, stage, tail, payload_from, tokens)?;
+        }
         core.measures
             .at(self.slot.request, self.at.epoch, at::LANDED);
         Ok(())
@@ -441,7 +451,11 @@ impl DestinationHands<'_> {
         }
         let gone = || crate::engine::adapter::AdapterError::Caller("no running set digest");
         let set = self.at.set.as_mut().ok_or_else(gone)?;
-        if from > 0 {
+        let early = self.at.early.take();
+        if let Some(early) = early.filter(|e| from > 0 && e.tokens.end == kv_len) {
+            // Hashed in place already, and not to be written since.
+            pages = early.pages;
+        } else if from > 0 {
             kv::hash_range(
                 engine,
                 header,
@@ -483,9 +497,21 @@ impl DestinationHands<'_> {
         if let Some(seed) = core.faults.due(Fault::CorruptControl, Step::ImportTail) {
             flip(&mut section.control, seed);
         }
-        Ok(core
+        let imported = core
             .adapter
-            .import_control(stage, &section.control, section.owner_epoch)?)
+            .import_control(stage, &section.control, section.owner_epoch);
+        imported.map_err(|error| {
+            // Bytes that are not the source's may read as anything, as another model or another
+            // generator: then that is not why it failed.
+            let arrived = ControlDigest::of(&section.control, 0, section.owner_epoch).hash;
+            match self.at.control {
+                Some(claimed) if claimed != arrived => {
+                    tracing::warn!(%error, request = %self.slot.request, "the control state was damaged");
+                    AdapterError::ReplayMismatch("the hash of the control state").into()
+                }
+                _ => error.into(),
+            }
+        })
     }
 
     fn re_export(&mut self, owner_epoch: OwnerEpoch) -> Result<ControlSeal, KvError> {
@@ -514,7 +540,7 @@ impl DestinationHands<'_> {
     fn emit(&mut self, owner_epoch: OwnerEpoch, tokens: Vec<Emission>) {
         self.core
             .emitter
-            .push(self.slot.request, owner_epoch, tokens, 0);
+            .push_unsent(self.slot.request, owner_epoch, tokens, 0);
     }
 
     fn activate(&mut self, owner_epoch: OwnerEpoch, seal: u64) {

@@ -11,7 +11,7 @@ use super::core::Core;
 use crate::engine::adapter::View;
 use crate::id::RequestId;
 use crate::migrate::io::StoreReply;
-use crate::node::kv;
+use crate::node::packed;
 
 /// Consecutive output tokens that are dumped: one that a hold misses is made up for by the next.
 const COUNT: u64 = 3;
@@ -91,7 +91,7 @@ fn dump(core: &Core, dir: &Path, request: RequestId) -> Result<(), String> {
         let written = (|| {
             let view = View::Pin(pinned.pin);
             let (header, mut bytes) = (&core.capabilities.header, Vec::new());
-            kv::gather(&*core.adapter, header, view, 0..held.kv_len, &mut bytes)
+            packed::gather(&*core.adapter, header, view, 0..held.kv_len, &mut bytes)
                 .map_err(|e| text(&e))?;
             let control = core
                 .adapter

@@ -1,10 +1,12 @@
 //! A worker: an engine, and the executors of the machines of its requests.
 
+mod brace;
 mod core;
 mod corrupt;
 mod daemon;
 mod destination;
 pub mod dump;
+mod early;
 mod late;
 mod leave;
 pub mod null;

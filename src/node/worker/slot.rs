@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::early::{Ahead, Early};
 use super::null::Claim;
 use crate::drive::{Payloads, Phase};
 use crate::engine::adapter::{Boundary, PinId, Pinned, StageId};
@@ -95,6 +96,8 @@ pub struct Outgoing {
     pub boundary: Option<Boundary>,
     /// Tokens whose ids went out with offers: `0..told`.
     pub told: u64,
+    /// Slots sent ahead of the push.
+    pub ahead: Option<Ahead>,
     /// The phase it is in here.
     pub phase: Phase,
     /// Why this side gave it up, if it did.
@@ -131,8 +134,12 @@ pub struct Incoming {
     pub pulls: Vec<(Op, Arc<AtomicBool>)>,
     /// Set by `Activate`: the caller makes a source machine.
     pub activated: Option<OwnerEpoch>,
+    /// Slots that came ahead of the push, in place and hashed there.
+    pub early: Option<Early>,
     /// The push is here and the request does not run yet.
     pub fenced: bool,
+    /// Hash of the control state, as the push claimed it.
+    pub control: Option<[u8; 16]>,
     /// In a null handoff: what the push claimed.
     pub null: Option<Claim>,
     /// The phase it is in here.

@@ -16,6 +16,7 @@ use crate::node::cause::{self, Side};
 use crate::node::faults::Fault;
 use crate::node::kv::{self, KvError, SetRun};
 use crate::node::measure::at;
+use crate::node::packed;
 use crate::node::parcels::{OfferParcel, PushParcel};
 use crate::node::spec::{SourcePool, SourceSpec};
 use crate::route::{Cause, ControlSeal};
@@ -110,7 +111,13 @@ impl Hands<Source> for SourceHands<'_> {
             Body::Push(_) => faults.maybe_die(Fault::KillSource, Step::CopyTail),
             _ => {}
         }
-        self.core.send(to, msg, &bytes);
+        let mut bytes = &bytes[..];
+        if let (Body::Push(push), Some(ahead)) = (&msg.body, &mut self.at.ahead)
+            && !std::mem::replace(&mut ahead.used, true)
+        {
+            bytes = bytes.get(..push.control_bytes as usize).unwrap_or(bytes);
+        }
+        self.core.send(to, msg, bytes);
         if self.at.boundary.is_some() && msg.epoch == self.at.epoch {
             self.count("fence-messages");
         }
@@ -213,6 +220,7 @@ impl SourceHands<'_> {
         self.at.pins.push((epoch, pinned.pin));
         self.at.told = 0;
         self.at.boundary = None;
+        self.at.ahead = None;
         self.at.set = SetRun::new(Arc::clone(&core.digester)).ok();
         let mut pools = Vec::new();
         for group in &core.capabilities.header.groups {
@@ -296,7 +304,8 @@ impl SourceHands<'_> {
             };
             core.source_locked(&slot, &mut state, Event::Local(Done::Hashed { op, result }));
         };
-        self.core.jobs.run(job);
+        let bytes = (to - from) * self.core.capabilities.header.token_bytes();
+        self.core.jobs.stream(bytes, job);
     }
 
     fn open_blocks(&mut self, view: View, to: u64) -> Result<(), KvError> {
@@ -314,6 +323,7 @@ impl SourceHands<'_> {
     fn hold(&mut self, epoch: MigrationEpoch, deadline_ns: u64) -> Result<Boundary, Cause> {
         let core = self.core;
         core.faults.maybe_die(Fault::KillSource, Step::Fence);
+        self.brace();
         let held = core
             .adapter
             .hold(self.slot.request, epoch, instant_at(deadline_ns));
@@ -339,6 +349,9 @@ impl SourceHands<'_> {
         core.measures.add(request, epoch, "seal", boundary.seal);
         core.measures.add(request, epoch, "kv-len", boundary.kv_len);
         self.at.boundary = Some(boundary);
+        if !dirty {
+            self.send_ahead(self.at.told, boundary.kv_len);
+        }
         Ok(Boundary {
             seal: boundary.seal,
             kv_len: boundary.kv_len,
@@ -396,7 +409,18 @@ impl SourceHands<'_> {
         };
         let mut payload = section.encode();
         let control_bytes = payload.len() as u32;
-        kv::gather(engine, header, view, from..kv_len, &mut payload)?;
+        match self
+            .at
+            .ahead
+            .as_mut()
+            .filter(|a| a.tokens == (from..kv_len))
+        {
+            Some(ahead) => payload.append(&mut ahead.bytes),
+            None => {
+                self.at.ahead = None;
+                packed::gather(engine, header, view, from..kv_len, &mut payload)?;
+            }
+        }
         let tail_bytes = (payload.len() - control_bytes as usize) as u64;
         let tokens = core.emitter.unacked(request, tokens_from, seal);
         core.measures
