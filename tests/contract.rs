@@ -1,4 +1,5 @@
-//! `CONTRACT.md` names a test for each invariant: every one of them must exist and be a test.
+//! `CONTRACT.md` names a test for each invariant, `docs/faults.md` one for each fault: every one of
+//! them must exist and be a test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -81,4 +82,41 @@ fn every_test_that_the_contract_names_exists() {
     }
     assert!(rows >= 18, "only {rows} invariants");
     assert!(names >= rows - 1, "only {names} tests named");
+}
+
+/// Some of these are made by macros or run by a `main` of their own, so any function will do.
+#[test]
+fn every_test_that_the_list_of_faults_names_exists() {
+    fn read(dir: &Path, all: &mut String) {
+        for entry in fs::read_dir(dir).expect("a folder of sources") {
+            let path = entry.expect("a readable entry").path();
+            if path.is_dir() {
+                read(&path, all);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                all.push_str(&fs::read_to_string(&path).expect("a source file"));
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = String::new();
+    for dir in ["src", "tests"] {
+        read(&root.join(dir), &mut sources);
+    }
+    let faults = fs::read_to_string(root.join("docs/faults.md")).expect("docs/faults.md");
+    let rows = faults.lines().filter(|l| l.starts_with("| ")).skip(1);
+    let mut named = 0;
+    for line in rows.chain(faults.lines().filter(|l| l.starts_with("- "))) {
+        let words: Vec<&str> = quoted(line).collect();
+        for word in words.iter().filter(|w| is_test_name(w)) {
+            named += 1;
+            let there = sources.contains(&format!("fn {word}("));
+            assert!(there, "no test is called {word}: {line}");
+        }
+        let pinned = |w: &&&str| is_test_name(w) || w.ends_with(".rs");
+        assert!(
+            words.iter().any(|w| pinned(&w)),
+            "nothing tests this: {line}"
+        );
+    }
+    assert!(named > 40, "only {named} tests named");
 }

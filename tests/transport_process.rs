@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use moonlivekv::id::ErrorKind;
@@ -15,8 +15,13 @@ use moonlivekv::transport::{
 };
 
 const ROLE: &str = "MOONLIVE_TEST_ROLE";
+const SOCKETS: &str = "MOONLIVE_TEST_SOCKETS";
 const BLOCK: u64 = 1 << 20;
 const BLOCKS: u32 = 16;
+
+/// Where all processes of a run put their sockets. The first one removes it: those that are killed
+/// cannot.
+static DIR: OnceLock<PathBuf> = OnceLock::new();
 
 fn in_10s() -> Instant {
     Instant::now() + Duration::from_secs(10)
@@ -26,8 +31,8 @@ fn transport(path: &str) -> Box<dyn Transport> {
     match path {
         "tcp" => Box::new(TcpTransport::bind(TcpOptions::default()).unwrap()),
         _ => {
-            let name = format!("moonlive-p-{}-{:x}.sock", std::process::id(), random());
-            let socket: PathBuf = std::env::temp_dir().join(name);
+            let name = format!("{}-{:x}.sock", std::process::id(), random());
+            let socket = DIR.get().expect("set by main").join(name);
             Box::new(ShmTransport::bind(ShmOptions::at(socket)).unwrap())
         }
     }
@@ -160,6 +165,7 @@ impl Other {
     fn start(role: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(ROLE, role)
+            .env(SOCKETS, DIR.get().expect("set by main"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -402,9 +408,13 @@ fn a_stopped_tcp_initiator_costs_nothing() {
 }
 
 fn main() {
-    if let Ok(role) = std::env::var(ROLE) {
+    if let (Ok(role), Some(dir)) = (std::env::var(ROLE), std::env::var_os(SOCKETS)) {
+        DIR.get_or_init(|| dir.into());
         return other_process(&role);
     }
+    let sockets = tempfile::Builder::new().prefix("ml-process-").tempdir();
+    let sockets = sockets.expect("a directory for sockets");
+    DIR.get_or_init(|| sockets.path().to_owned());
     let mut tests: Vec<(String, Box<dyn Fn()>)> = Vec::new();
     for path in ["tcp", "shm"] {
         let mut add = |name: &str, f: fn(&str)| {

@@ -1,13 +1,22 @@
 //! The bodies of all fuzz targets, shared by the fuzzer's programs and by the replay of the corpus
 //! in `tests/fuzz_corpus.rs`.
 
+mod completion_body;
 mod control_state;
+mod daemon_payload;
+mod endpoint;
 mod gguf;
+mod gguf_model;
+mod journal_record;
+mod kv_object_set;
 mod migration_message;
 mod object_set_header;
+mod records;
 mod remote_region;
 mod route_record;
+mod sse_event;
 mod store_message;
+mod store_record;
 mod transport_frame;
 mod wal_segment;
 mod wire_header;
@@ -30,13 +39,21 @@ pub type Seed = (String, Vec<u8>);
 
 /// All decoders.
 pub const TARGETS: &[Target] = &[
+    completion_body::TARGET,
     control_state::TARGET,
+    daemon_payload::TARGET,
+    endpoint::TARGET,
     gguf::TARGET,
+    gguf_model::TARGET,
+    journal_record::TARGET,
+    kv_object_set::TARGET,
     migration_message::TARGET,
     object_set_header::TARGET,
     remote_region::TARGET,
     route_record::TARGET,
+    sse_event::TARGET,
     store_message::TARGET,
+    store_record::TARGET,
     transport_frame::TARGET,
     wal_segment::TARGET,
     wire_header::TARGET,

@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod openai;
 mod service;
 mod slot;
+pub mod sse;
 pub mod workers;
 
 pub use core::Core;

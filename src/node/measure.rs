@@ -20,6 +20,8 @@ pub mod at {
     pub const RESERVED: &str = "reserved";
     /// Destination: the first pull began.
     pub const STREAM: &str = "stream";
+    /// Destination: the whole prompt is verified; what is left is what was decoded meanwhile.
+    pub const STREAMED: &str = "streamed";
     /// Source: GO arrived.
     pub const GO: &str = "go";
     /// Source: the last step that wrote this request's KV was done. The pause begins.

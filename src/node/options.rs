@@ -79,8 +79,9 @@ impl Options {
         limits.verify_full |= self.verify_full;
         if self.max_bytes_per_s > 0 {
             limits.stream_bytes_per_s = self.max_bytes_per_s;
-            // A quarter of a second's worth may go at once.
-            limits.stream_burst_bytes = (self.max_bytes_per_s / 4).max(1 << 20);
+            // Five milliseconds' worth may go at once: what is saved up goes at full speed, and that
+            // is what the neighbours are to be spared.
+            limits.stream_burst_bytes = (self.max_bytes_per_s / 200).max(1 << 20);
         }
         limits
     }

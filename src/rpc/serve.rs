@@ -3,8 +3,10 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::service::Routes;
 
@@ -53,6 +55,25 @@ enum Listener {
     Tcp(TcpListener),
 }
 
+/// Binds a socket file that only this user may connect to.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(path) {
+        Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => {
+            // Connecting to what is no socket is refused too, and that is not ours to remove.
+            let socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
+            match std::os::unix::net::UnixStream::connect(path) {
+                Err(e) if socket && e.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return Err(taken),
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
 /// A bound listener: its address is known before anything is served on it.
 pub struct Server {
     listener: Listener,
@@ -60,7 +81,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds. A TCP address must be a loopback one unless `beyond_loopback`.
+    /// Binds. A TCP address must be a loopback one unless `beyond_loopback`; the socket file of a
+    /// process that died is replaced, a living one's is not.
     pub async fn bind(endpoint: &Endpoint, beyond_loopback: bool) -> Result<Self, ServeError> {
         let bind = |source| ServeError::Bind {
             endpoint: endpoint.clone(),
@@ -68,18 +90,7 @@ impl Server {
         };
         match endpoint {
             Endpoint::Unix(path) => {
-                let listener = match UnixListener::bind(path) {
-                    // A daemon that was killed leaves its socket file behind; one that lives answers.
-                    Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                        if UnixStream::connect(path).await.is_ok() {
-                            return Err(bind(e));
-                        }
-                        std::fs::remove_file(path).map_err(bind)?;
-                        UnixListener::bind(path)
-                    }
-                    other => other,
-                }
-                .map_err(bind)?;
+                let listener = bind_unix(path).map_err(bind)?;
                 Ok(Self {
                     listener: Listener::Unix(listener),
                     endpoint: endpoint.clone(),
@@ -135,16 +146,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_socket_of_a_dead_daemon_is_taken_over_and_that_of_a_living_one_is_not() {
+    async fn a_dead_process_socket_is_replaced_and_a_living_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let at = Endpoint::unix(dir.path().join("x.rpc.sock")).unwrap();
-        // Dropping the standard library's listener leaves the file, as a kill does.
-        drop(std::os::unix::net::UnixListener::bind(dir.path().join("x.rpc.sock")).unwrap());
-        let alive = Server::bind(&at, false).await.unwrap();
-        assert!(matches!(
-            Server::bind(&at, false).await,
-            Err(ServeError::Bind { .. })
-        ));
-        drop(alive);
+        let path = dir.path().join("x.sock");
+        let endpoint = Endpoint::Unix(path.clone());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let living = Server::bind(&endpoint, false).await.unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others may not connect");
+        let refused = Server::bind(&endpoint, false).await.err().unwrap();
+        assert!(matches!(refused, ServeError::Bind { .. }), "{refused}");
+        drop(living);
+        // Something that is no socket is nobody's to remove.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"mine").unwrap();
+        assert!(Server::bind(&endpoint, false).await.is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     }
 }

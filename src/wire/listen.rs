@@ -7,7 +7,7 @@ use super::endpoint::Endpoint;
 use super::error::{Doing, WireError};
 use super::sock::{Limits, poll_until};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use rustix::fs::{Mode, chmod};
+use rustix::fs::{FileType, Mode, chmod, lstat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, accept_with, bind, connect as sys_connect, getsockname, listen,
@@ -97,8 +97,11 @@ impl Listener {
                 match bind(&fd, &addr) {
                     Err(Errno::ADDRINUSE) => {
                         let probe = stream_socket(AddressFamily::UNIX)?;
+                        // What is no socket refuses too, and is not ours to remove.
+                        let socket = lstat(path)
+                            .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Socket);
                         match sys_connect(&probe, &addr) {
-                            Err(Errno::CONNREFUSED) => {}
+                            Err(Errno::CONNREFUSED) if socket => {}
                             _ => return Err(in_use()),
                         }
                         rustix::fs::unlink(path).map_err(|e| WireError::io("unlink", e))?;

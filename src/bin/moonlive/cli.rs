@@ -24,7 +24,7 @@ pub struct Cli {
 pub enum Command {
     /// Show one request migrate while it decodes, every page verified, and compare with a run that did not.
     #[command(
-        after_help = "Examples:\n  moonlive demo\n  moonlive demo --transport shm --requests 4 --context 2048\n  moonlive demo --inject kill-source --json\n  moonlive demo --out /tmp/d && cmp /tmp/d/baseline.stream /tmp/d/migrated.stream"
+        after_help = "Examples:\n  moonlive demo\n  moonlive demo --transport shm --requests 4 --context 2048\n  moonlive demo --inject kill-source --json\n  moonlive demo --out /tmp/d && cmp /tmp/d/baseline.stream /tmp/d/migrated.stream\n  moonlive demo --report demo.html"
     )]
     Demo(Box<DemoArgs>),
     /// Start workers, a coordinator and a gateway on this machine.
@@ -448,6 +448,9 @@ pub struct DemoArgs {
     /// Keep transcripts, KV and control dumps, logs here.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Write one self-contained page: the phases on a time line, the token stream across the flip.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Flip one output token of the migrated run, to see PASS turn into FAIL (testing).

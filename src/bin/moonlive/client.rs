@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use moonlivekv::gateway::sse::{self, Event};
 use serde_json::Value;
 
 /// One token as the client got it.
@@ -105,88 +106,56 @@ pub async fn stream(
         bail!("HTTP {status}: {}", String::from_utf8_lossy(&text));
     }
     let mut transcript = Transcript::default();
-    let mut pending = Vec::new();
+    let mut events = sse::Reader::default();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else {
             continue;
         };
         let at = Instant::now();
-        pending.extend_from_slice(&data);
-        while let Some(end) = find_event_end(&pending) {
-            let event: Vec<u8> = pending.drain(..end + 2).collect();
-            if take_event(&event[..end], at, &mut transcript, &mut each)? {
-                return Ok(transcript);
+        events.push(&data);
+        while let Some(event) = events.next_event()? {
+            match event {
+                Event::Token(token) => take_token(token, at, &mut transcript, &mut each)?,
+                Event::Finish(finish) => transcript.finish = finish,
+                Event::Error(error) => transcript.error = Some(error),
+                Event::Done => return Ok(transcript),
+                Event::Other => {}
             }
         }
     }
     Ok(transcript)
 }
 
-fn find_event_end(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(2).position(|w| w == b"\n\n")
-}
-
-/// Takes one event; true at `[DONE]`.
-fn take_event(
-    event: &[u8],
+fn take_token(
+    token: sse::Token,
     at: Instant,
     transcript: &mut Transcript,
     each: &mut impl FnMut(&Seen),
-) -> anyhow::Result<bool> {
-    let text = std::str::from_utf8(event).context("an event is not UTF-8")?;
-    let (mut id, mut data, mut is_error) = (None, None, false);
-    for line in text.lines() {
-        if let Some(v) = line.strip_prefix("id: ") {
-            id = v.parse::<u64>().ok();
-        } else if let Some(v) = line.strip_prefix("data: ") {
-            data = Some(v);
-        } else if line == "event: error" {
-            is_error = true;
-        }
+) -> anyhow::Result<()> {
+    if let Some(finish) = token.finish {
+        transcript.finish = finish;
     }
-    let Some(data) = data else { return Ok(false) };
-    if data == "[DONE]" {
-        return Ok(true);
-    }
-    let v: Value = serde_json::from_str(data).context("an event's data is not JSON")?;
-    if is_error {
-        transcript.error = Some(v["error"]["message"].as_str().unwrap_or(data).to_owned());
-        return Ok(false);
-    }
-    let choice = &v["choices"][0];
-    if let Some(finish) = choice["finish_reason"].as_str() {
-        transcript.finish = finish.to_owned();
-    }
-    let Some(seq) = v["seq"].as_u64() else {
-        return Ok(false);
-    };
-    if id != Some(seq) {
-        bail!("event id {id:?} and its object's seq {seq} differ");
-    }
-    let token = u32::try_from(v["token"].as_u64().context("a token event without token")?)?;
-    let text = choice["text"]
-        .as_str()
-        .or(choice["delta"]["content"].as_str())
-        .unwrap_or("");
     let seen = Seen {
-        seq,
-        token,
-        text: text.to_owned(),
+        seq: token.seq,
+        token: token.token,
+        text: token.text,
         at,
     };
-    let last = transcript.tokens.last().map_or(0, |t| t.seq);
+    let (seq, last) = (seen.seq, transcript.tokens.last().map_or(0, |t| t.seq));
     if seq <= last {
-        let old = &transcript.tokens[usize::try_from(seq - 1)?];
-        if old.token != token || old.text != seen.text {
+        let old = (seq.checked_sub(1))
+            .and_then(|i| transcript.tokens.get(usize::try_from(i).ok()?))
+            .with_context(|| format!("token {seq} is not numbered from 1"))?;
+        if old.token != seen.token || old.text != seen.text {
             bail!("token {seq} came twice with different content");
         }
         transcript.duplicates += 1;
-        return Ok(false);
+        return Ok(());
     }
     if seq != last + 1 {
         bail!("token {seq} came after token {last}: the stream has a gap");
     }
     each(&seen);
     transcript.tokens.push(seen);
-    Ok(false)
+    Ok(())
 }

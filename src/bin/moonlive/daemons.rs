@@ -144,6 +144,7 @@ pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
     }
     config.threads = args.threads;
     config.shared_memory = true;
+    config.prefault = true;
     Ok(config)
 }
 

@@ -1,11 +1,6 @@
 //! `moonlive`: the daemons, their administration, the demonstration and the benches.
 
 mod admin;
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "charts and ceilings of the benches that are not built yet: p99, stream"
-)]
 mod bench;
 mod children;
 mod cli;
@@ -14,12 +9,6 @@ mod cluster;
 mod daemons;
 mod demo;
 mod exit;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::write_with_newline,
-    reason = "held by its tests; the demo does not write it yet"
-)]
 mod report;
 mod soak;
 mod up;

@@ -404,6 +404,10 @@ impl EngineAdapter for Bad {
         }
     }
 
+    fn reopen(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<()> {
+        self.mask(self.inner.reopen(stage, group, tokens))
+    }
+
     fn commit_import(&self, stage: StageId, manifest: &Manifest) -> Result<()> {
         self.mask(self.inner.commit_import(stage, manifest))?;
         self.memory().committed.push(stage);
@@ -444,7 +448,10 @@ impl EngineAdapter for Bad {
                 Fault::ArmTrusts,
                 Err(AdapterError::ReplayMismatch(_) | AdapterError::StageState { .. }),
             ) => self.armed(stage).ok_or(AdapterError::Busy),
-            (Fault::ArmHashesItself, Err(AdapterError::NotHashed { .. })) => {
+            (
+                Fault::ArmHashesItself | Fault::ReopenedCountsAsHashed,
+                Err(AdapterError::NotHashed { .. }),
+            ) => {
                 let kv_len = {
                     let memory = self.memory();
                     let (bytes, _) = memory.controls.get(&stage).ok_or(AdapterError::Busy)?;

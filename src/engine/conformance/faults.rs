@@ -56,6 +56,8 @@ faults! {
     DigestsCached => "digests-read-resident-memory",
     /// A frozen slot may be written after all.
     FreezeBypassed => "hashed-slots-are-frozen",
+    /// Slots whose digests were taken back count as hashed.
+    ReopenedCountsAsHashed => "reopened-slots-are-hashed-anew",
     /// The table is another one after the commit.
     CommitReorders => "table-survives-commit",
     /// A token that contradicts the log is taken for a repeat.

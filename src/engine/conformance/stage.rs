@@ -2,7 +2,10 @@
 
 use super::flow::*;
 use super::{Check, Clause, Failed, Pair};
-use crate::engine::adapter::{AdapterError, Manifest, PageDigests, PageRow};
+use crate::engine::adapter::{
+    AdapterError, EngineAdapter, Manifest, PageDigests, PageRow, StageId,
+};
+use crate::page::Component;
 
 pub(super) const CLAUSES: &[Clause] = &[
     Clause {
@@ -20,6 +23,12 @@ pub(super) const CLAUSES: &[Clause] = &[
         id: "hashed-slots-are-frozen",
         text: "Once a slot's digest was given, writing to it is refused.",
         check: hashed_slots_are_frozen,
+    },
+    Clause {
+        id: "reopened-slots-are-hashed-anew",
+        text: "Slots whose digests were taken back may be written again, the others not, and nothing \
+               is armed before they are hashed again.",
+        check: reopened_slots_are_hashed_anew,
     },
     Clause {
         id: "table-survives-commit",
@@ -218,6 +227,99 @@ fn hashed_slots_are_frozen(pair: &mut Pair) -> Check {
         );
         Ok(())
     })
+}
+
+fn reopened_slots_are_hashed_anew(pair: &mut Pair) -> Check {
+    let m = migrate(pair, &PLAN, 17, Upto::Hashed)?;
+    let (destination, stage, kv_len) = (&*m.destination, m.stage, m.boundary.kv_len);
+    let (live, size) = (&m.pinned.first_live, page_tokens(destination));
+    let room = m.spec.max_tokens;
+    for group in groups(destination) {
+        let page = first_live(live, group).div_ceil(size);
+        let tokens = page * size..(page + 1) * size;
+        match destination.reopen(stage, group, tokens.clone()) {
+            Err(AdapterError::Caller(_)) => {
+                let why = "this engine does not take digests back";
+                return Err(Failed::Skipped(why.into()));
+            }
+            other => other.said("reopen")?,
+        }
+        refused(
+            destination.stage_write(stage, group, tokens.end..tokens.end + 1),
+            "writing to a hashed slot beside those reopened",
+            |e| matches!(e, AdapterError::Frozen { .. }),
+        )?;
+        drop(
+            destination
+                .stage_write(stage, group, tokens.clone())
+                .said("stage_write of reopened slots")?,
+        );
+        // What is written meanwhile is what the next digest says.
+        let digest = || {
+            let mut out = PageDigests::new();
+            let pages = page as u32..page as u32 + 1;
+            destination
+                .hash_pages(stage.into(), group, pages, kv_len, &mut out)
+                .said("hash_pages of reopened slots")?;
+            Ok::<_, Failed>(out.iter().map(|(row, _)| *row).collect::<Vec<_>>())
+        };
+        let hit = |r: &&PageRow| r.group == group && u64::from(r.page) == page;
+        flip_through_stage(destination, stage, group, tokens.start)?;
+        ensure!(
+            digest()?.first() != m.expected.iter().find(hit),
+            "a reopened page hashes as before, whatever was written to it"
+        );
+        destination
+            .reopen(stage, group, tokens.clone())
+            .said("reopen once more")?;
+        flip_through_stage(destination, stage, group, tokens.start)?;
+        refused(
+            destination.reopen(stage, group, room..room + 1),
+            "reopening slots past the stage's end",
+            |e| matches!(e, AdapterError::OutOfRange { .. }),
+        )?;
+    }
+    step_to(&m, Upto::Committed)?;
+    for group in groups(destination) {
+        refused(
+            destination.reopen(stage, group, 0..size),
+            "reopening slots of a committed stage",
+            |e| matches!(e, AdapterError::StageState { .. }),
+        )?;
+    }
+    step_to(&m, Upto::Loaded)?;
+    refused(
+        destination.arm(stage),
+        "arming with reopened slots that were not hashed again",
+        |e| matches!(e, AdapterError::NotHashed { .. }),
+    )?;
+    ensure!(
+        hash_all(destination, stage.into(), live, kv_len)? == m.expected,
+        "pages that were reopened and restored hash otherwise than the source's"
+    );
+    step_to(&m, Upto::Armed)
+}
+
+/// Flips a bit the way a transport writes: under the stage's own lease.
+fn flip_through_stage(
+    destination: &dyn EngineAdapter,
+    stage: StageId,
+    group: u16,
+    token: u64,
+) -> Result<(), Failed> {
+    let info = destination.pool(group).said("pool")?;
+    let table = destination
+        .table(stage.into(), group, token..token + 1)
+        .said("table")?;
+    let mut lease = destination
+        .stage_write(stage, group, token..token + 1)
+        .said("stage_write of a reopened slot")?;
+    let slot = (token % u64::from(info.layout.block_tokens())) as u32;
+    let shard = info.layout.shard();
+    let (layer, head, k) = (shard.layers[0], shard.heads[0], Component::K);
+    let at = info.layout.locate(layer, head, k, table[0], slot);
+    lease.bytes_mut(at.map_err(|e| e.to_string())?, 1)[0] ^= 0x10;
+    Ok(())
 }
 
 fn table_survives_commit(pair: &mut Pair) -> Check {

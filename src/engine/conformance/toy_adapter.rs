@@ -446,6 +446,16 @@ impl EngineAdapter for Toy {
             .write(&s.table[blocks.start as usize..blocks.end as usize])?)
     }
 
+    fn reopen(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<()> {
+        let mut state = self.lock();
+        let s = stage_of(&mut state, stage)?;
+        self.known_group(group)?;
+        needs(s, StageState::Open)?;
+        within(tokens.end, s.spec.max_tokens)?;
+        s.hashed[tokens.start as usize..tokens.end as usize].fill(false);
+        Ok(())
+    }
+
     fn commit_import(&self, stage: StageId, manifest: &Manifest) -> Result<()> {
         let mut state = self.lock();
         let s = stage_of(&mut state, stage)?;

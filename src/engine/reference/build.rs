@@ -78,12 +78,15 @@ pub(crate) fn build(config: &EngineConfig) -> Result<(Parts, Blocks), EngineErro
     )
     .build(&geometry, geometry.whole())
     .map_err(page)?;
-    let region = if config.shared_memory {
+    let mut region = if config.shared_memory {
         Region::memfd("moonlive-kv", layout.region_len())
     } else {
         Region::anonymous(layout.region_len())
     }
     .map_err(pool)?;
+    if config.prefault {
+        region.prefault().map_err(pool)?;
+    }
     let blocks = BlockPool::new(region, config.blocks, |b| {
         // Every block below `blocks` has extents.
         layout.extents(b).into_iter().flatten().collect::<Vec<_>>()

@@ -134,6 +134,9 @@ pub struct EngineConfig {
     pub profile_policy: ProfilePolicy,
     /// Map the pool as a memfd, so that other processes can be given read-only access.
     pub shared_memory: bool,
+    /// Have all pages of the pool present from the start, as a serving engine has: otherwise the
+    /// first use of each block pays for page faults, and what migrates in pays for them all.
+    pub prefault: bool,
     /// A step of the engine's own thread begins at least this long after the one before it (0: at
     /// once): streams of a small model then last as long on a fast machine as on a busy one.
     pub pace: Duration,
@@ -160,6 +163,7 @@ impl EngineConfig {
             prefix_cache: true,
             profile_policy: ProfilePolicy::exact(),
             shared_memory: false,
+            prefault: false,
             pace: Duration::ZERO,
         }
     }

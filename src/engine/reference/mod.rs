@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 mod adapter;
+mod arm;
 mod blocks;
 mod build;
 mod clock;

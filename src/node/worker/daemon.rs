@@ -31,12 +31,16 @@ use crate::node::faults::{self, Faults};
 use crate::node::jobs::Jobs;
 use crate::node::paths;
 use crate::node::registry::{Card, Registry};
+use crate::page::ObjectSetHeader;
 use crate::rpc::v1::worker_server::WorkerServer;
 use crate::rpc::{Page, Server};
 use crate::wire::Endpoint;
 
-/// Threads for hashing and copying.
+/// Threads of each lane for hashing and copying.
 const JOBS: usize = 2;
+/// KV in one offer. Both ends hash and copy at the same time only where several offers are under
+/// way, and what was just copied is hashed from the cache; smaller ones cost more messages.
+const OFFER_BYTES: u64 = 4 << 20;
 /// Threads that run due timers.
 const TIMERS: usize = 2;
 /// How often links are looked after.
@@ -193,6 +197,14 @@ impl Handler for Inbox {
     }
 }
 
+/// Tokens of [`OFFER_BYTES`], whole pages, at most what the limits say.
+fn offer_tokens(limits: &Limits, header: &ObjectSetHeader) -> u32 {
+    let page = u64::from(header.page_tokens.max(1));
+    let pages = (OFFER_BYTES / (header.token_bytes().max(1) * page)).max(1);
+    let tokens = u32::try_from(pages.saturating_mul(page)).unwrap_or(u32::MAX);
+    tokens.min(limits.offer_tokens)
+}
+
 /// Starts a worker; its RPC is served on the runtime of the caller.
 pub async fn start(config: Config) -> Result<Running, StartError> {
     let id = config.id.to_string();
@@ -220,6 +232,10 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let capabilities = adapter.capabilities();
     let digester =
         Arc::new(Digester::new(capabilities.header.clone()).map_err(|e| fail("digests")(&e))?);
+    let limits = Limits {
+        offer_tokens: offer_tokens(&config.limits, &capabilities.header),
+        ..config.limits.clone()
+    };
     let me = WorkerRef {
         id: config.id.clone(),
         incarnation: capabilities.incarnation,
@@ -248,7 +264,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         emitter.clone(),
         Arc::new(Routes::new(store)),
         Arc::new(Bulk::new(opened)),
-        config.limits.clone(),
+        limits,
         faults,
         Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(&e))?,
     );

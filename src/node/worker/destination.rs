@@ -154,7 +154,12 @@ impl Hands<Destination> for DestinationHands<'_> {
         if self.at.fenced {
             self.count("fence-messages");
         }
-        if matches!(msg.body, Body::Verified { .. }) {
+        if let Body::Verified { through } = msg.body {
+            let prompt = self.at.spec.as_ref().map_or(u64::MAX, |s| s.prompt_tokens);
+            if through >= prompt {
+                let (request, epoch) = (self.slot.request, msg.epoch);
+                self.core.measures.at(request, epoch, at::STREAMED);
+            }
             faults.maybe_die(Fault::KillDestination, Step::Stream);
         }
     }
@@ -352,6 +357,7 @@ impl DestinationHands<'_> {
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.at.pulls.push((op, Arc::clone(&cancelled)));
+        let bytes = (tokens.end - tokens.start) * core.capabilities.header.token_bytes();
         let job = move || {
             let work = pull::Work {
                 stage,
@@ -368,7 +374,7 @@ impl DestinationHands<'_> {
             let event = Event::Local(Done::Pulled { op, outcome });
             core.destination_locked(&slot, &mut state, event);
         };
-        if self.core.jobs.run(job) {
+        if self.core.jobs.stream(bytes, job) {
             None
         } else {
             failed(Pulled::Failed)
@@ -378,6 +384,7 @@ impl DestinationHands<'_> {
     fn hash(&mut self, op: Op, tokens: Range<u64>) {
         let (core, slot) = (Arc::clone(self.core), Arc::clone(self.slot));
         let Some(stage) = self.at.stage else { return };
+        let bytes = (tokens.end - tokens.start) * core.capabilities.header.token_bytes();
         let job = move || {
             corrupt::before_verify(&core, stage, &tokens);
             let mut pages = PageDigests::new();
@@ -407,7 +414,7 @@ impl DestinationHands<'_> {
                 .add(slot.request, op.epoch, "pages-hashed", count);
             core.destination_locked(&slot, &mut state, Event::Local(Done::Hashed { op, result }));
         };
-        self.core.jobs.run(job);
+        self.core.jobs.stream(bytes, job);
     }
 
     fn land(

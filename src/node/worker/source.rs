@@ -304,7 +304,8 @@ impl SourceHands<'_> {
             };
             core.source_locked(&slot, &mut state, Event::Local(Done::Hashed { op, result }));
         };
-        self.core.jobs.run(job);
+        let bytes = (to - from) * self.core.capabilities.header.token_bytes();
+        self.core.jobs.stream(bytes, job);
     }
 
     fn open_blocks(&mut self, view: View, to: u64) -> Result<(), KvError> {

@@ -435,6 +435,17 @@ impl EngineAdapter for RemoteEngine {
         self.mirrors.write(self, stage.into(), group, tokens)
     }
 
+    fn reopen(&self, stage: StageId, group: u16, tokens: Range<u64>) -> Result<()> {
+        let request = pb::ReopenRequest {
+            stage: Some(self.stage(stage)),
+            group: group.into(),
+            from: tokens.start,
+            to: tokens.end,
+        };
+        self.ask(self.limit, |mut c| async move { c.reopen(request).await })?;
+        Ok(())
+    }
+
     fn commit_import(&self, stage: StageId, m: &Manifest) -> Result<()> {
         self.mirrors
             .send(self, stage.into(), m.kv_len, &(0..m.kv_len))?;

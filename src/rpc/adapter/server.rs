@@ -204,6 +204,10 @@ methods! {
         e.import_tokens(stage_of(&r.stage)?, r.from, &r.tokens).map(|()| pb::Done {})
     };
     write_slots: pb::WriteSlotsRequest => pb::Done, |r| of!(r.stage), |e| write_slots(e, &r);
+    reopen: pb::ReopenRequest => pb::Done, |r| of!(r.stage), |e| {
+        let (stage, group) = (stage_of(&r.stage)?, short(r.group)?);
+        e.reopen(stage, group, slot_range(r.from, r.to)?).map(|()| pb::Done {})
+    };
     commit_import: pb::CommitImportRequest => pb::Done, |r| of!(r.stage), |e| {
         e.commit_import(stage_of(&r.stage)?, &manifest_of(&r)?).map(|()| pb::Done {})
     };

@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 
 use moonlivekv::mem::Region;
 
-use super::stats::Summary;
-
 /// Bytes on each side of a transfer: far more than the caches hold.
 pub const WORKING_SET: usize = 256 << 20;
 
@@ -18,19 +16,12 @@ pub struct Loop {
     pub bytes: u64,
     /// Wall time.
     pub wall: Duration,
-    /// Time of each operation, nanoseconds.
-    pub each: Vec<u64>,
 }
 
 impl Loop {
     /// GB/s, 1e9 bytes a second.
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 / self.wall.as_secs_f64().max(1e-9) / 1e9
-    }
-
-    /// Summary of the single operations.
-    pub fn summary(&self) -> Summary {
-        Summary::of(self.each.clone())
     }
 }
 
@@ -44,12 +35,9 @@ pub fn timed(
     let began = Instant::now();
     let mut out = Loop::default();
     let mut offset = 0;
-    let mut last = began;
     loop {
         step(offset)?;
         let now = Instant::now();
-        out.each.push((now - last).as_nanos() as u64);
-        last = now;
         out.bytes += size as u64;
         out.wall = now - began;
         if out.wall >= time {
@@ -80,7 +68,7 @@ pub fn fill(out: &mut [u8], seed: u64) {
     }
 }
 
-/// A plain copy inside this process by one thread.
+/// A plain copy inside this process.
 pub struct Memcpy {
     from: Region,
     to: Region,
@@ -95,16 +83,7 @@ impl Memcpy {
         })
     }
 
-    /// Copies blocks of `size` for `time`.
-    pub fn run(&mut self, size: usize, time: Duration) -> anyhow::Result<Loop> {
-        let (from, to) = (self.from.as_slice(), self.to.as_mut_slice());
-        timed(size, WORKING_SET, time, |at| {
-            to[at..at + size].copy_from_slice(&from[at..at + size]);
-            Ok(())
-        })
-    }
-
-    /// The same by `threads` threads, each on its share; the rate of all together, GB/s.
+    /// Copies blocks of `size` for `time`, each thread on its share; the rate of all together, GB/s.
     pub fn run_threads(
         &mut self,
         threads: usize,

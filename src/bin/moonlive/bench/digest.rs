@@ -147,6 +147,49 @@ fn permuted(blocks: u32) -> Vec<u32> {
     table
 }
 
+/// One thread that hashes resident pages in NHD order, for benches that hold something against it.
+pub struct Alone {
+    pool: Pool,
+    digester: Digester,
+    scratch: Scratch,
+    out: Vec<PageDigest>,
+    page: u16,
+}
+
+impl Alone {
+    /// Fills 256 MiB of an engine's pool.
+    pub fn new(page: u16) -> anyhow::Result<Self> {
+        let pool = Pool::new(Order::Nhd)?;
+        let group = pool.layout.geometry();
+        let scheme = Scheme::Blake3Leaves;
+        let header = ObjectSetHeader::new([7; 32], vec![(**group).clone()], page, scheme)?;
+        Ok(Self {
+            digester: Digester::new(header)?,
+            scratch: Scratch::new(1),
+            out: vec![PageDigest::default(); (pool.tokens / u64::from(page)) as usize],
+            pool,
+            page,
+        })
+    }
+
+    /// Hashes all of it once.
+    pub fn run(&mut self) -> anyhow::Result<Rate> {
+        let tokens = self.out.len() as u64 * u64::from(self.page);
+        let view = TokenView::new(&self.pool.layout, &self.pool.table, 0..tokens)?;
+        let began = Began::now();
+        self.digester.hash_pages(
+            &view,
+            &self.pool.lease,
+            0..self.out.len() as u32,
+            &mut self.scratch,
+            None,
+            &mut self.out,
+        )?;
+        std::hint::black_box(&self.out);
+        Ok(began.rate(tokens * self.pool.layout.geometry().token_bytes()))
+    }
+}
+
 /// One case: what is hashed and how.
 struct Case<'a> {
     pool: &'a Pool,

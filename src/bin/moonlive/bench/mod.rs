@@ -3,12 +3,15 @@
 mod ceiling;
 mod digest;
 mod fence;
+mod p99;
 mod plot;
 pub mod progress;
 mod quiet;
 mod rig;
 mod row;
 mod stats;
+mod store;
+mod stream;
 mod table;
 mod transfer;
 
@@ -17,6 +20,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+pub use quiet::machine;
 use row::Rows;
 
 /// Measure this program on this machine, each figure beside its ceiling.
@@ -43,6 +47,19 @@ enum Which {
         after_help = "Example:\n  moonlive bench transfer --transport tcp --size 64K,1M --plot transfer.svg"
     )]
     Transfer(transfer::TransferArgs),
+    /// Move a decoding request's KV with every page hashed at both ends, beside what the CPUs allow.
+    #[command(
+        after_help = "Example:\n  moonlive bench stream --transport tcp,shm --rounds 7 --plot stream.svg"
+    )]
+    Stream(stream::StreamArgs),
+    /// What a migration costs the requests beside it: their inter-token latency with and without one.
+    #[command(
+        after_help = "Example:\n  moonlive bench p99 --neighbours 3 --at-destination 1 --migrations 40 --plot p99.svg"
+    )]
+    P99(p99::P99Args),
+    /// Compare-and-swap in memory, over sockets and on disk, beside a bare write and flush.
+    #[command(after_help = "Example:\n  moonlive bench store --calls 2000 --plot store.svg")]
+    Store(store::StoreArgs),
 }
 
 /// Where results go beside standard output.
@@ -89,6 +106,9 @@ pub fn run(args: BenchArgs, json: bool) -> anyhow::Result<()> {
         Which::Fence(a) => fence::run(a, &mut rows)?,
         Which::Digest(a) => digest::run(a, &mut rows)?,
         Which::Transfer(a) => transfer::run(a, &mut rows)?,
+        Which::Stream(a) => stream::run(a, &mut rows)?,
+        Which::P99(a) => p99::run(a, &mut rows)?,
+        Which::Store(a) => store::run(a, &mut rows)?,
     }
     rows.table()
 }

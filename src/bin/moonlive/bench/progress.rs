@@ -1,7 +1,5 @@
 //! A progress bar on standard error: only where that is a terminal, never between JSON lines.
 
-use std::time::Duration;
-
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar of known length.
@@ -30,11 +28,6 @@ impl Progress {
     /// One step done.
     pub fn step(&self) {
         self.0.inc(1);
-    }
-
-    /// Time since the start.
-    pub fn elapsed(&self) -> Duration {
-        self.0.elapsed()
     }
 }
 

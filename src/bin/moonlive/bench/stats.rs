@@ -78,6 +78,11 @@ impl Paired {
         self.rounds.len() as u64
     }
 
+    /// The rounds: ours, ceiling.
+    pub fn pairs(&self) -> &[(f64, f64)] {
+        &self.rounds
+    }
+
     /// Median of ours.
     pub fn ours(&self) -> f64 {
         median(self.rounds.iter().map(|r| r.0).collect())

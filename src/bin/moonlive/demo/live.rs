@@ -94,16 +94,15 @@ pub async fn drive(cluster: &mut Cluster, setup: &Setup<'_>) -> anyhow::Result<O
         for client in clients {
             transcripts.push(client.await.context("a client")??);
         }
-        let took = started.elapsed();
         for moving in moves {
             reports.push(moving.await.context("a migration")??);
         }
-        anyhow::Ok((transcripts, reports, took))
+        anyhow::Ok((transcripts, reports))
     };
     tokio::pin!(work);
     let deadline = started + STREAMS;
     let mut attended = Attended::default();
-    (outcome.transcripts, outcome.reports, outcome.took) = loop {
+    (outcome.transcripts, outcome.reports) = loop {
         tokio::select! {
             done = &mut work => break done?,
             () = tokio::time::sleep(Duration::from_millis(20)) => {}

@@ -5,6 +5,7 @@ mod ask;
 mod compare;
 mod fault;
 mod live;
+mod page;
 mod run;
 mod say;
 mod summary;
@@ -26,6 +27,9 @@ pub fn run(mut args: DemoArgs, json: bool) -> anyhow::Result<()> {
     let args = args;
     check(&args)?;
     let temp = TempDir::new()?;
+    if let Some(file) = &args.report {
+        page::claim(file)?;
+    }
     let say = say::Say::new(json, args.engine.model.is_some());
     let out = args.out.as_deref().map(prepare_out).transpose()?;
     let plan = ask::Plan::new(&args);
@@ -50,6 +54,7 @@ pub fn run(mut args: DemoArgs, json: bool) -> anyhow::Result<()> {
         say: &say,
     })
     .context("the run with the migration")?;
+    say.live_done(&live);
     let verdict = compare::compare(&plan, &baseline, &live);
     if let Some(out) = &out {
         compare::keep(out, &plan, &baseline, &live)?;
@@ -58,6 +63,12 @@ pub fn run(mut args: DemoArgs, json: bool) -> anyhow::Result<()> {
     }
     let summary = summary::Summary::new(&args, &plan, &baseline, &live, &verdict, fault.as_ref());
     say.closing(&summary, &verdict, out.as_deref());
+    if let Some(file) = &args.report {
+        let shown = page::of(&args, &plan, &baseline, &live, &summary);
+        crate::report::write(&shown, file)?;
+        say.note(&format!("page written: {}", file.display()));
+    }
+    say.verdict(&summary);
     println_json(json, &summary);
     if summary.pass() {
         Ok(())

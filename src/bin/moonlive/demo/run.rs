@@ -62,8 +62,17 @@ pub struct Outcome {
     pub fired: Vec<Fired>,
     /// What is not accounted for at the end.
     pub leaks: Vec<String>,
-    /// How long the streams took.
-    pub took: Duration,
+}
+
+impl Outcome {
+    /// Output tokens that arrived per second after the first one, all clients together; `None` with
+    /// fewer than two. What starts and stops the daemons is not in it, a migration is.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        let seen = || self.transcripts.iter().flat_map(|t| &t.tokens);
+        let (first, last) = (seen().map(|t| t.at).min()?, seen().map(|t| t.at).max()?);
+        let seconds = last.saturating_duration_since(first).as_secs_f64();
+        (seconds > 0.0).then(|| (seen().count() - 1) as f64 / seconds)
+    }
 }
 
 /// Blocks that hold every request twice (it can be on both workers at once), and some.

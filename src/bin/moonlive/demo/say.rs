@@ -55,11 +55,16 @@ impl Say {
             Some(path) => path.display().to_string(),
             None => format!("reference model, size {}", args.engine.size),
         };
+        let what = match (&args.engine.model, &args.prompt) {
+            (None, None) => format!("request(s), {} prompt and", args.context),
+            (None, Some(_)) => "request(s),".into(),
+            (Some(_), _) => "chat(s),".into(),
+        };
         self.line(&format!(
-            "MoonLiveKV: {} request(s), {} prompt and {} output tokens each, over {}; {model}; seed {}",
+            "MoonLiveKV: {} {what} {} output tokens each, {}, over {}; {model}; seed {}",
             plan.asks.len(),
-            args.context,
             args.output,
+            if args.greedy { "greedy" } else { "sampled" },
             args.transport.name(),
             args.seed
         ));
@@ -68,13 +73,23 @@ impl Say {
 
     /// The first run is over.
     pub fn baseline_done(&self, run: &Outcome) {
-        let tokens: usize = run.transcripts.iter().map(|t| t.tokens.len()).sum();
-        let rate = tokens as f64 / run.took.as_secs_f64();
-        self.line(&format!(
-            "   {tokens} tokens in {:.1} s ({rate:.0} a second)",
-            run.took.as_secs_f64()
-        ));
+        self.rate(run);
         self.line("2. the same requests again, in new processes, and each moves while it decodes");
+    }
+
+    fn rate(&self, run: &Outcome) {
+        let tokens: usize = run.transcripts.iter().map(|t| t.tokens.len()).sum();
+        let rate = run
+            .tokens_per_s()
+            .map_or_else(|| "too few".into(), |r| format!("{r:.1}"));
+        self.line(&format!(
+            "   {tokens} tokens, {rate} a second after the first"
+        ));
+    }
+
+    /// The second run is over.
+    pub fn live_done(&self, run: &Outcome) {
+        self.rate(run);
     }
 
     /// A token of the run with the migration.
@@ -169,7 +184,7 @@ impl Say {
         ));
     }
 
-    /// The end.
+    /// What was compared.
     pub fn closing(&self, summary: &Summary, verdict: &Verdict, out: Option<&Path>) {
         self.line("3. compared");
         let yes = |b: bool| if b { "equal" } else { "DIFFERENT" };
@@ -203,6 +218,10 @@ impl Say {
         for line in summary.lines() {
             self.line(&format!("   {line}"));
         }
+    }
+
+    /// The last line.
+    pub fn verdict(&self, summary: &Summary) {
         self.line(if summary.pass() { "PASS" } else { "FAIL" });
     }
 }

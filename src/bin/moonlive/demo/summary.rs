@@ -96,6 +96,8 @@ impl Summary {
             "context": args.context,
             "seed": args.seed,
             "tokens": live.transcripts.iter().map(|t| t.tokens.len()).sum::<usize>(),
+            "tokens_per_s": live.tokens_per_s(),
+            "tokens_per_s_without": baseline.tokens_per_s(),
             "inject": fault.map(|f| f.plan.fault.name()),
             "fired": fault.map(|_| fired.is_some()),
             "at_step": fault.map(|f| fired.map_or_else(|| f.step().to_owned(), |f| f.at_step.clone())),
@@ -132,6 +134,11 @@ impl Summary {
     /// Further lines for a human.
     pub fn lines(&self) -> &[String] {
         &self.lines
+    }
+
+    /// The first cause that is not `none`.
+    pub fn cause(&self) -> &str {
+        self.json["cause"].as_str().unwrap_or("none")
     }
 
     /// The object.

@@ -30,8 +30,8 @@ pub struct Report {
 pub struct Request {
     /// Its id.
     pub id: String,
-    /// Prompt length in tokens.
-    pub prompt_tokens: u64,
+    /// Prompt length in tokens, where it is known: a text is tokenized elsewhere.
+    pub prompt_tokens: Option<u64>,
     /// The stream, equal byte for byte to that of a run without a migration.
     pub identical: bool,
     /// Tokens as the client saw them, in order.
@@ -68,24 +68,22 @@ pub struct Migration {
     pub seal: u64,
     /// KV tokens at the seal.
     pub kv_tokens: u64,
-    /// Owner epoch before and after.
-    pub owner_epoch: (u64, u64),
     /// Last source step done to destination may launch.
     pub fence_pause_us: Option<f64>,
     /// Phases from PREPARE to RESUME, in order of their start.
     pub phases: Vec<Phase>,
     /// Steps inside the fence, in order; shown enlarged.
     pub fence: Vec<Phase>,
-    /// Every canonical page, in order; the tail last.
-    pub pages: Vec<Page>,
+    /// Pages of the request at the seal, the tail included.
+    pub pages: u64,
+    /// Of them, those whose digest over the destination's memory equals the source's.
+    pub pages_verified: u64,
+    /// Leaves hashed in the destination inside the fence.
+    pub fence_leaves: u64,
     /// KV bytes moved while the source went on decoding.
     pub stream_bytes: u64,
     /// KV bytes moved inside the fence.
     pub fence_bytes: u64,
-    /// Control state: length and digest.
-    pub control: Sealed,
-    /// Running digest of all pages.
-    pub set: Sealed,
 }
 
 /// Who does something.
@@ -113,39 +111,4 @@ pub struct Phase {
     pub from_us: f64,
     /// To.
     pub to_us: f64,
-}
-
-/// One canonical page and its two digests.
-#[derive(Debug, Clone, Serialize)]
-pub struct Page {
-    /// Its place in the request.
-    pub page: u32,
-    /// Valid tokens.
-    pub tokens: u32,
-    /// Bytes of KV.
-    pub bytes: u64,
-    /// Moved inside the fence, in whole or in part; else while the source went on decoding.
-    pub in_fence: bool,
-    /// Hexadecimal digest from source-resident memory.
-    pub expected: String,
-    /// Hexadecimal digest from destination-resident memory; empty where it was not reached.
-    pub actual: String,
-}
-
-impl Page {
-    /// Whether both ends agree.
-    pub fn verified(&self) -> bool {
-        !self.actual.is_empty() && self.expected == self.actual
-    }
-}
-
-/// Something that was digested at both ends.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Sealed {
-    /// Length in bytes.
-    pub bytes: u64,
-    /// At the source, hexadecimal.
-    pub expected: String,
-    /// At the destination, hexadecimal; empty where it was not reached.
-    pub actual: String,
 }

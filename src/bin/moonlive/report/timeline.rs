@@ -44,7 +44,13 @@ pub fn whole(request: &Request, migration: &Migration) -> String {
         );
     }
     for phase in &migration.phases {
-        out.bar(phase);
+        // Up to where the next bar of its lane begins there is room for its name.
+        let later = migration.phases.iter().filter(|p| p.lane == phase.lane);
+        let next = later
+            .map(|p| p.from_us)
+            .filter(|from| *from >= phase.to_us)
+            .reduce(f64::min);
+        out.bar(phase, next);
     }
     let y = 4.5 * LANE;
     out.label(y, "client");
@@ -89,16 +95,17 @@ pub fn fence(migration: &Migration) -> String {
             w.max(2.0),
         );
         let text = format!("{} {}", phase.name, micros(phase.to_us - phase.from_us));
-        // To the right of the bar where there is room for it, else to its left.
+        // To the right of the bar where there is room for it, else inside it or to its left.
         let need = text.chars().count() as f64 * 7.2 + 14.0;
         let end = x + w.max(2.0);
-        let (at, anchor) = match end + need < WIDTH - RIGHT {
-            true => (end + 7.0, "start"),
-            false => (x - 7.0, "end"),
+        let (at, anchor, ink) = match end + need < WIDTH - RIGHT {
+            true => (end + 7.0, "start", ""),
+            false if need < w => (x + w / 2.0, "middle", "on"),
+            false => (x - 7.0, "end", ""),
         };
         let _ = write!(
             out.body,
-            r#"<text x="{at:.1}" y="{:.1}" text-anchor="{anchor}">{}</text>"#,
+            r#"<text class="{ink}" x="{at:.1}" y="{:.1}" text-anchor="{anchor}">{}</text>"#,
             y + 4.5,
             escape(&text)
         );
@@ -165,7 +172,7 @@ impl Drawing {
         );
     }
 
-    fn bar(&mut self, phase: &Phase) {
+    fn bar(&mut self, phase: &Phase, next: Option<f64>) {
         let Some(lane) = LANES.iter().position(|l| l.0 == phase.lane) else {
             return;
         };
@@ -185,6 +192,7 @@ impl Drawing {
         );
         let need = phase.name.chars().count() as f64 * 7.4;
         let end = x + w.max(2.0);
+        let room = next.map_or(WIDTH - RIGHT, |us| self.x(us));
         if need + 10.0 < w {
             let _ = write!(
                 self.body,
@@ -193,7 +201,7 @@ impl Drawing {
                 y + 4.5
             );
             self.ends[lane] = end;
-        } else if end + 5.0 > self.ends[lane] && end + need < WIDTH - RIGHT {
+        } else if end + 5.0 > self.ends[lane] && end + need < room {
             let _ = write!(
                 self.body,
                 r#"<text class="soft" x="{:.1}" y="{:.1}">{name}</text>"#,

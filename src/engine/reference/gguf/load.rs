@@ -2,11 +2,14 @@
 
 use super::super::EngineError;
 use super::super::config::KvDtype;
-use super::super::model::{Layer, Llama, LlamaSpec, MAX_GROUP, MAX_HEAD_DIM, RopePairs, Shape};
+use super::super::model::{
+    Layer, Llama, LlamaSpec, MAX_GROUP, MAX_HEAD_DIM, Model, RopePairs, SeqInput, Shape, StepOutput,
+};
 use super::super::num::{BlockKind, Matrix, Threads};
-use super::super::tokenizer::Vocabulary;
+use super::super::spec::ChatMessage;
 use super::super::tokenizer::bpe::{BpeEncoder, TokenRow};
 use super::super::tokenizer::template::ChatTemplate;
+use super::super::tokenizer::{Encoder, Vocabulary};
 use super::{Gguf, GgufError, TensorInfo, TensorType, Value};
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -43,25 +46,71 @@ pub(crate) fn load(
         path: path.display().to_string(),
         error: e.to_string(),
     })?;
-    let gguf = Gguf::parse(&file)?;
+    let mut loaded = load_bytes(&file, dtype, max_context, threads)?;
+    if loaded.name.is_empty() {
+        loaded.name = path
+            .file_stem()
+            .map_or_else(|| "gguf".into(), |s| s.to_string_lossy().into_owned());
+    }
+    Ok(loaded)
+}
+
+/// As [`load`], from the file's bytes; a model that names itself nothing has an empty name.
+fn load_bytes(
+    file: &[u8],
+    dtype: KvDtype,
+    max_context: usize,
+    threads: Threads,
+) -> Result<Loaded, GgufError> {
+    let gguf = Gguf::parse(file)?;
     let (vocabulary, encoder) = tokenizer(&gguf)?;
     let model = Builder { gguf: &gguf }.model(dtype, max_context, threads)?;
-    if vocabulary.len() != crate::engine::reference::model::Model::shape(&model).vocab {
-        return Err(GgufError::Tokenizer("its size differs from the embedding's".into()).into());
+    if vocabulary.len() != model.shape().vocab {
+        return Err(GgufError::Tokenizer(
+            "its size differs from the embedding's".into(),
+        ));
     }
     let name = match gguf.meta.get("general.name") {
         Some(Value::Str(s)) => String::from_utf8_lossy(s).into_owned(),
-        _ => path
-            .file_stem()
-            .map_or_else(|| "gguf".into(), |s| s.to_string_lossy().into_owned()),
+        _ => String::new(),
     };
     Ok(Loaded {
         model,
         vocabulary,
         encoder,
         name,
-        digest: Sha256::digest(&file).into(),
+        digest: Sha256::digest(file).into(),
     })
+}
+
+/// Loads a model from bytes and uses all of it once: its chat template on `text` from a user, its
+/// tokenizer on that, one step on the first tokens. The body of a fuzz target. Returns how many
+/// tokens the chat has; 0 where the file's template or tokenizer refuses it.
+pub fn try_model(file: &[u8], text: &str) -> Result<usize, GgufError> {
+    /// Enough for one step; a file may announce any context.
+    const CONTEXT: usize = 16;
+    let threads = Threads::new(1).map_err(GgufError::Unsupported)?;
+    let loaded = load_bytes(file, KvDtype::F32, CONTEXT, threads)?;
+    let message = ChatMessage {
+        role: "user".into(),
+        content: text.into(),
+    };
+    let prompt = loaded.encoder.chat(&[message]);
+    let Ok(tokens) = prompt.and_then(|p| loaded.encoder.encode(&p, true)) else {
+        return Ok(0);
+    };
+    let length = loaded.model.shape().max_context.min(tokens.len());
+    if length > 0 {
+        let seq = SeqInput {
+            tokens: &tokens[..length],
+            start: 0,
+            past: None,
+            want_logits: true,
+            fill: None,
+        };
+        loaded.model.forward(&[seq], &mut StepOutput::default());
+    }
+    Ok(tokens.len())
 }
 
 /// Builds a decoder from a parsed file.

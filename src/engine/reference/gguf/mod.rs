@@ -8,4 +8,5 @@ mod tests;
 
 pub use error::GgufError;
 pub(crate) use load::load;
+pub use load::try_model;
 pub use parse::{Array, Gguf, MAX_ENTRIES, MAX_NAME, TensorInfo, TensorType, Value};

@@ -3,7 +3,6 @@
 use super::{Axis, Figure, Ink, Panel, Scale, Series, Shown, Stroke};
 use crate::bench::row::Row;
 use crate::bench::stats::percentile;
-use crate::bench::table;
 
 /// Samples of the fence at one context length, ascending, in nanoseconds.
 pub struct FenceSamples {
@@ -167,8 +166,60 @@ pub fn digest(title: String, note: String, rows: &[Row]) -> Figure {
     }
 }
 
+/// Rounds of one path: ours, ceiling, GB/s.
+pub struct Rounds {
+    /// The path.
+    pub name: String,
+    /// In the order of their measurement.
+    pub pairs: Vec<(f64, f64)>,
+}
+
+/// GB/s round by round beside the ceiling of each, a panel for each path.
+pub fn stream(title: String, note: String, paths: &[Rounds]) -> Figure {
+    let panel = |path: &Rounds| {
+        let line = |scale: f64, pick: fn(&(f64, f64)) -> f64| {
+            let rounds = path.pairs.iter().enumerate();
+            rounds
+                .map(|(i, p)| (i as f64 + 1.0, pick(p) * scale))
+                .collect::<Vec<_>>()
+        };
+        let n = path.pairs.len();
+        Panel {
+            title: path.name.clone(),
+            x: Axis::new("round")
+                .ticks((1..=n).step_by((n / 8).max(1)).map(|i| i as f64).collect()),
+            y: Axis::new("throughput (GB/s, 1e9 bytes a second)"),
+            series: vec![
+                series("ceiling", Ink::Grey, Stroke::DashedDots, line(1.0, |p| p.1)),
+                series(
+                    "goal, 0.85 of it",
+                    Ink::Grey,
+                    Stroke::Dashed,
+                    line(0.85, |p| p.1),
+                ),
+                series("STREAM", Ink::Hue(0), Stroke::Dotted, line(1.0, |p| p.0)),
+            ],
+        }
+    };
+    Figure {
+        title,
+        note,
+        panels: paths.iter().map(panel).collect(),
+    }
+}
+
 /// Distribution of the neighbours' inter-token latency, one curve a window; samples ascending.
 pub fn neighbours(title: String, note: String, windows: &[(&str, Ink, Vec<u64>)]) -> Figure {
+    latencies(title, note, "inter-token latency (us)", windows)
+}
+
+/// Distributions of some latency and of its slowest tenth; samples ascending, nanoseconds.
+pub fn latencies(
+    title: String,
+    note: String,
+    what: &str,
+    windows: &[(&str, Ink, Vec<u64>)],
+) -> Figure {
     let line = |(name, ink, samples): &(&str, Ink, Vec<u64>)| {
         let stroke = match ink {
             Ink::Grey => Stroke::Dashed,
@@ -182,8 +233,8 @@ pub fn neighbours(title: String, note: String, windows: &[(&str, Ink, Vec<u64>)]
     };
     let panel = |title: &str, lines: Vec<Series>| Panel {
         title: title.into(),
-        x: Axis::new("inter-token latency (us)").scale(Scale::Log10),
-        y: Axis::new("share of gaps at or below").shown(Shown::Percent),
+        x: Axis::new(what).scale(Scale::Log10),
+        y: Axis::new("share at or below").shown(Shown::Percent),
         series: lines,
     };
     let mut far = panel(
@@ -197,7 +248,10 @@ pub fn neighbours(title: String, note: String, windows: &[(&str, Ink, Vec<u64>)]
     Figure {
         title,
         note,
-        panels: vec![panel("All gaps", windows.iter().map(line).collect()), far],
+        panels: vec![
+            panel("All of them", windows.iter().map(line).collect()),
+            far,
+        ],
     }
 }
 
@@ -266,6 +320,7 @@ pub fn note(parts: &[&str]) -> String {
 mod tests {
     use super::*;
     use crate::bench::plot::draw;
+    use crate::bench::table;
 
     #[test]
     fn every_chart_draws_from_the_rows_that_its_bench_makes() {
@@ -301,10 +356,15 @@ mod tests {
         }
         let gaps = |k: u64| (0..900u64).map(|i| 900_000 + k * i).collect::<Vec<u64>>();
         let n = note(&["synthetic"]);
+        let rounds = [Rounds {
+            name: "tcp".into(),
+            pairs: vec![(2.8, 3.0), (2.7, 3.1), (2.9, 3.0)],
+        }];
         let figures = [
             ("fence", fence("Fence pause".into(), n.clone(), &cases)),
             ("transfer", transfer("Transfer".into(), n.clone(), &rows)),
             ("digest", digest("Digest".into(), n.clone(), &hashes)),
+            ("stream", stream("STREAM".into(), n.clone(), &rounds)),
             (
                 "p99",
                 neighbours(

@@ -8,7 +8,9 @@ mod charts;
 mod draw;
 mod scale;
 
-pub use charts::{FenceSamples, digest, fence, neighbours, note, transfer};
+pub use charts::{
+    FenceSamples, Rounds, digest, fence, latencies, neighbours, note, stream, transfer,
+};
 pub use draw::draw;
 pub use scale::{Axis, Scale, Shown};
 
