@@ -134,7 +134,7 @@ fn an_operator_sees_moves_drains_and_counts() {
 #[test]
 fn a_command_that_cannot_be_done_names_cause_and_remedy() {
     let d = Up::start(&["--workers", "2"]);
-    let _tokens = stream(d.http, 7, 20_000);
+    let _tokens = stream(d.http, 7, 3000);
     let (id, owner, _) = d.placed();
     let unknown = "00000000000000000000000000000001";
     let cases: &[(&[&str], i32, &[&str])] = &[
