@@ -132,7 +132,7 @@ fn seeds() -> Vec<super::Seed> {
         ),
         seed("orphan.floor", framed(&[(FLOOR, floor(2, 1))])),
         seed("orphan.tokens", framed(&[(TOKENS, two.clone())])),
-        seed("order.twice", with(&[open.clone()])),
+        seed("order.twice", with(std::slice::from_ref(&open))),
         seed("order.kind", with(&[(9, vec![7; 16])])),
         seed("order.floor", with(&[(FLOOR, floor(1, 0))])),
         seed(

@@ -104,12 +104,20 @@ impl Up {
         command.arg(&dir).args(extra);
         let (up, ready) = started(command);
         let http = ready["http"].as_str().unwrap();
-        Self {
+        let d = Self {
             http: http.trim_start_matches("http://").parse().unwrap(),
             _up: up,
             dir,
             _temp: temp,
-        }
+        };
+        // The daemons run; the gateway may still be asking the workers what they serve.
+        let wanted = d.deployment()["workers"].as_array().unwrap().len();
+        until("workers that take requests", || {
+            let all = d.status()["workers"].clone();
+            let ready = all.as_array()?.iter().filter(|w| w["ready"] == true);
+            (ready.count() == wanted).then_some(())
+        });
+        d
     }
 
     /// Runs a command against it.
