@@ -30,7 +30,7 @@ struct Daemon {
 impl Daemon {
     fn start(args: &[&str], dir: &Path) -> Self {
         let log = dir.join(format!("{}.log", args.join("_").replace('/', "-")));
-        let log = &log.as_os_str().as_encoded_bytes()[..];
+        let log = log.as_os_str().as_encoded_bytes();
         let name = String::from_utf8_lossy(log)
             .chars()
             .take(200)

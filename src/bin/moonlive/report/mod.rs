@@ -71,10 +71,10 @@ fn head(report: &Report, verdict: &str, out: &mut String) {
         (1, _) => "A request stayed where it was, and lost nothing".to_owned(),
         (n, m) => format!("{m} of {n} requests moved while they were decoding"),
     };
-    let _ = write!(
+    let _ = writeln!(
         out,
         "<h1><span class=\"verdict{class}\">{verdict}</span>{title}</h1>\
-         <p class=\"lead\">{}, KV over {}, verify {}.{}</p>\n",
+         <p class=\"lead\">{}, KV over {}, verify {}.{}</p>",
         escape(&report.model),
         escape(&report.transport),
         escape(&report.verify),
