@@ -119,9 +119,12 @@ impl Core {
         });
     }
 
-    /// The journal cannot be trusted any more: nothing further is accepted.
+    /// Unless only one call failed, the journal cannot be trusted any more: nothing further is
+    /// accepted.
     pub(super) fn journal_failed(&self, error: &LogError) {
-        if !self.poisoned.swap(true, Ordering::SeqCst) {
+        if error.passing {
+            tracing::warn!(%error, "the journal's directory did not take a file");
+        } else if !self.poisoned.swap(true, Ordering::SeqCst) {
             tracing::error!(%error, "nothing is accepted until the gateway restarts");
         }
     }
@@ -293,18 +296,34 @@ impl Backend for Core {
         self.workers.models()
     }
 
+    fn health(&self) -> Result<(), String> {
+        match self.poisoned.load(Ordering::SeqCst) {
+            true => Err(
+                "the journal failed and nothing is accepted any more: see the gateway's log, make \
+                 room on its disk and start it again"
+                    .to_owned(),
+            ),
+            false => Ok(()),
+        }
+    }
+
     async fn start(self: &Arc<Self>, request: RequestId, ask: Ask) -> Result<Arc<Live>, ApiError> {
-        if self.draining.load(Ordering::SeqCst) || self.poisoned.load(Ordering::SeqCst) {
+        self.health()
+            .map_err(|why| ApiError::unavailable("journal", why))?;
+        if self.draining.load(Ordering::SeqCst) {
             return Err(ApiError::unavailable(
                 "draining",
                 "this gateway takes no new requests",
             ));
         }
+        let asked = ask.fingerprint();
         let live = match self.hub.add(request) {
             Ok(live) => live,
             // The same request again: the client retries, and reads the same stream.
-            Err(live) => return Ok(live),
+            Err(live) if live.is_asked_as(&asked) => return Ok(live),
+            Err(_) => return Err(ApiError::taken(request)),
         };
+        live.asked_as(asked);
         let started = self.place(&live, ask).await;
         if let Err(error) = &started {
             live.end(End::Failed);

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -28,6 +28,10 @@ use crate::id::RequestId;
 pub trait Backend: Send + Sync + 'static {
     /// Names of the models served now.
     fn models(&self) -> Vec<String>;
+    /// Whether requests are served; if not, why, and what to do.
+    fn health(&self) -> Result<(), String> {
+        Ok(())
+    }
     /// Places a request on a worker. On success its tokens appear in the hub.
     fn start(
         self: &Arc<Self>,
@@ -51,11 +55,18 @@ pub fn router<B: Backend>(backend: Arc<B>) -> Router {
         .route("/v1/chat/completions", post(chat::<B>))
         .route("/v1/models", get(models::<B>))
         .route("/v1/requests/{id}/stream", get(resume::<B>))
-        .route("/health", get(|| async { "ok\n" }))
+        .route("/health", get(health::<B>))
         .route("/metrics", get(metrics::<B>))
         .fallback(async || ApiError::not_found("no such endpoint").into_response())
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(backend)
+}
+
+async fn health<B: Backend>(State(backend): State<Arc<B>>) -> Response {
+    match backend.health() {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
 }
 
 impl IntoResponse for ApiError {

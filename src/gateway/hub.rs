@@ -2,7 +2,7 @@
 //! own pace. Threads append, tasks read; a slow client never holds up the acceptor.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -67,14 +67,27 @@ pub struct Live {
     pub request: RequestId,
     log: Mutex<Log>,
     head: watch::Sender<Head>,
+    /// Fingerprint of what was asked; not known of a request taken up from the journal.
+    asked: OnceLock<[u8; 32]>,
 }
 
 impl Live {
+    /// Remembers what was asked for.
+    pub fn asked_as(&self, fingerprint: [u8; 32]) {
+        let _ = self.asked.set(fingerprint);
+    }
+
+    /// Whether that was asked for, as far as is known.
+    pub fn is_asked_as(&self, fingerprint: &[u8; 32]) -> bool {
+        self.asked.get().is_none_or(|asked| asked == fingerprint)
+    }
+
     fn new(request: RequestId) -> Self {
         Self {
             request,
             log: Mutex::default(),
             head: watch::Sender::new(Head::default()),
+            asked: OnceLock::new(),
         }
     }
 

@@ -27,7 +27,10 @@ pub fn open_log(dir: &Path) -> Result<Arc<dyn TokenLog>, LogError> {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> LogError {
-    LogError(error.to_string())
+    LogError {
+        what: error.to_string(),
+        passing: false,
+    }
 }
 
 struct Disk {
@@ -47,7 +50,14 @@ impl Disk {
         );
         fs::write(&part, bytes)
             .and_then(|()| fs::rename(&part, &path))
-            .map_err(|e| failed(&e))
+            .map_err(|e| {
+                // The file of that name is whole or as it was; the disk may have room again soon.
+                let _ = fs::remove_file(&part);
+                LogError {
+                    what: format!("cannot write {}: {e}", path.display()),
+                    passing: true,
+                }
+            })
     }
 }
 

@@ -5,8 +5,13 @@ use crate::migrate::msg::Emission;
 
 /// A write that did not survive; nothing may be delivered on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the journal did not take it: {0}")]
-pub struct LogError(pub String);
+#[error("the journal did not take it: {what}")]
+pub struct LogError {
+    /// What failed.
+    pub what: String,
+    /// Only this call failed and left nothing behind; the log itself goes on.
+    pub passing: bool,
+}
 
 /// A request that an earlier life of the gateway left open.
 #[derive(Debug, Clone, PartialEq, Eq)]

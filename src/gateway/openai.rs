@@ -66,6 +66,20 @@ impl ApiError {
         }
     }
 
+    /// The request id belongs to a request of another content.
+    pub fn taken(request: RequestId) -> Self {
+        Self {
+            status: 409,
+            message: format!(
+                "request_id {request} was used for another request: repeat that one as it was, or \
+                 choose another id"
+            ),
+            class: "invalid_request_error",
+            param: Some("request_id"),
+            code: "request_id_taken",
+        }
+    }
+
     /// Nothing serves right now.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -244,6 +258,12 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// A hash of all that decides which tokens come: equal for a retry, however it is answered.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let what = format!("{:?}", (&self.model, &self.prompt, &self.sampling));
+        *blake3::hash(what.as_bytes()).as_bytes()
+    }
+
     /// Reads a body. Each refusal names its parameter.
     pub fn parse(surface: Surface, body: &[u8]) -> Result<Self, ApiError> {
         let body: Body = serde_json::from_slice(body).map_err(|e| ApiError {
@@ -476,6 +496,22 @@ mod tests {
             Ask::parse(Surface::Chat, b"{").unwrap_err().code,
             "invalid_json"
         );
+    }
+
+    #[test]
+    fn a_retry_is_told_from_another_request_under_the_same_id() {
+        let of = |v: Value| ask(Surface::Completion, v).unwrap().fingerprint();
+        let first = of(json!({ "prompt": "hi", "max_tokens": 5, "seed": 1 }));
+        let again = json!({ "prompt": "hi", "max_tokens": 5, "seed": 1, "stream": true });
+        assert_eq!(of(again), first, "how it is answered is no part of it");
+        for other in [
+            json!({ "prompt": "bye", "max_tokens": 5, "seed": 1 }),
+            json!({ "prompt": "hi", "max_tokens": 6, "seed": 1 }),
+            json!({ "prompt": "hi", "max_tokens": 5, "seed": 2 }),
+            json!({ "prompt": "hi", "max_tokens": 5, "seed": 1, "model": "m" }),
+        ] {
+            assert_ne!(of(other), first);
+        }
     }
 
     #[test]

@@ -43,12 +43,27 @@ fn logs(level: &str) -> anyhow::Result<()> {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_span_events(FmtSpan::CLOSE)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Lossy(std::io::stderr()))
+        .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
     // A second one in this process is refused; the first one serves.
     let _ = subscriber.try_init();
     Ok(())
+}
+
+/// Drops what it cannot write: a full disk under the log must not end what is being logged.
+struct Lossy(std::io::Stderr);
+
+impl std::io::Write for Lossy {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = self.0.write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// How a daemon was told to end.

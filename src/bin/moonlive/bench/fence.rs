@@ -207,6 +207,13 @@ impl Mover {
         })
     }
 
+    /// A new one in its place. The old one goes first: a worker has room for one of them.
+    async fn renewed(self, rig: &mut Rig) -> anyhow::Result<Self> {
+        let context = self.context;
+        drop(self);
+        Self::start(rig, context).await
+    }
+
     /// Whether it has decoded so much that its context is no longer what the row says.
     fn is_worn(&self) -> bool {
         let grown = self.client.seen() - self.from_token;
@@ -244,7 +251,7 @@ async fn measure(
         let mut fresh = Samples::default();
         while fresh.pause.len() < wanted {
             if mover.is_worn() {
-                mover = Mover::start(rig, context).await?;
+                mover = mover.renewed(rig).await?;
             }
             let before = mover.client.seen();
             mover.client.until(before + 1).await?;
@@ -266,7 +273,7 @@ async fn measure(
                 if failures > FAILURES {
                     bail!("{failures} moves in a row failed: {}", m.report.cause);
                 }
-                mover = Mover::start(rig, context).await?;
+                mover = mover.renewed(rig).await?;
                 continue;
             }
             let m = null_handoff(rig, how).await?;
