@@ -44,6 +44,10 @@ struct Stream {
     /// Sent under this link: tokens up to here need not be sent again unless the link breaks.
     sent: u64,
     acked: u64,
+    /// Raised whenever what was sent is taken back: a send that began before does not count.
+    round: u64,
+    /// Since when the oldest token under way is waited for.
+    waiting_since: Instant,
     /// When the last step that made a token was done, on the engine's clock.
     last_step_ns: u64,
     queued: bool,
@@ -166,6 +170,8 @@ impl Emitter {
             unacked: VecDeque::new(),
             sent: 0,
             acked: 0,
+            round: 0,
+            waiting_since: Instant::now(),
             last_step_ns: 0,
             queued: false,
             seen: false,
@@ -197,7 +203,10 @@ impl Emitter {
         let Some(stream) = state.streams.get_mut(&request) else {
             return;
         };
-        stream.acked = stream.acked.max(through);
+        if through > stream.acked {
+            stream.acked = through;
+            stream.waiting_since = Instant::now();
+        }
         while stream.unacked.front().is_some_and(|t| t.seq <= through) {
             let last = stream.unacked.pop_front();
             if last.is_some_and(|t| t.finish.is_some()) {
@@ -252,10 +261,22 @@ impl Emitter {
 
     /// The link to the gateway came up: everything not journaled is sent again.
     pub fn resend(&self) {
+        self.resend_where(|_| true);
+    }
+
+    /// Sends again what was sent and not acknowledged for this long: it, or the answer to it, was
+    /// lost on the way. Tokens that come twice are recognized by their numbers.
+    pub fn resend_stalled(&self, after: Duration) {
+        self.resend_where(|s| s.sent > s.acked && s.waiting_since.elapsed() >= after);
+    }
+
+    fn resend_where(&self, which: impl Fn(&Stream) -> bool) {
         let mut state = self.inner.state.lock();
         let State { streams, ready, .. } = &mut *state;
-        for (request, stream) in streams.iter_mut() {
+        for (request, stream) in streams.iter_mut().filter(|(_, s)| which(s)) {
             stream.sent = stream.acked;
+            stream.round += 1;
+            stream.waiting_since = Instant::now();
             if !stream.queued && !stream.unacked.is_empty() {
                 stream.queued = true;
                 ready.push_back(*request);
@@ -289,7 +310,8 @@ impl Emitter {
 }
 
 enum Work {
-    Tokens(RequestId, OwnerEpoch, Vec<Emission>),
+    /// The last number is the stream's round.
+    Tokens(RequestId, OwnerEpoch, Vec<Emission>, u64),
     Closed(RequestId, OwnerEpoch, CloseReason),
 }
 
@@ -307,8 +329,11 @@ impl Inner {
                 if tokens.is_empty() {
                     continue;
                 }
-                let epoch = stream.epoch;
-                return Some(Work::Tokens(request, epoch, tokens));
+                if stream.sent <= stream.acked {
+                    stream.waiting_since = Instant::now();
+                }
+                let (epoch, round) = (stream.epoch, stream.round);
+                return Some(Work::Tokens(request, epoch, tokens, round));
             }
             if let Some((request, epoch, reason)) = state.closed.pop_front() {
                 return Some(Work::Closed(request, epoch, reason));
@@ -323,13 +348,13 @@ impl Inner {
     fn send(&self, work: Work, outlet: &dyn Outlet) {
         match work {
             Work::Closed(request, epoch, reason) => outlet.closed(request, epoch, reason),
-            Work::Tokens(request, epoch, tokens) => {
+            Work::Tokens(request, epoch, tokens, round) => {
                 let sent = outlet.emit(request, epoch, &tokens);
                 let mut state = self.state.lock();
                 let stopping = state.stopping;
                 let State { streams, ready, .. } = &mut *state;
                 if let Some(stream) = streams.get_mut(&request).filter(|s| s.epoch == epoch) {
-                    if sent {
+                    if sent && stream.round == round {
                         stream.sent = stream.sent.max(tokens.last().map_or(0, |t| t.seq));
                     }
                     let more = stream.unacked.back().is_some_and(|t| t.seq > stream.sent);
@@ -398,6 +423,23 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         sink.got.lock().clone()
+    }
+
+    #[test]
+    fn what_nobody_acknowledges_is_sent_again_and_what_is_acknowledged_is_not() {
+        let (emitter, sink) = (Emitter::default(), Arc::new(Sink::default()));
+        sink.up.store(true, std::sync::atomic::Ordering::SeqCst);
+        let sending = emitter.start(Arc::clone(&sink) as Arc<dyn Outlet>).unwrap();
+        emitter.push(R, OwnerEpoch(1), [token(1), token(2), token(3)], 1);
+        assert_eq!(wait_for(&sink, 3), [(1, 1), (1, 2), (1, 3)]);
+        emitter.resend_stalled(Duration::from_secs(600));
+        emitter.acked(R, 1);
+        emitter.resend_stalled(Duration::ZERO);
+        assert_eq!(wait_for(&sink, 5)[3..], [(1, 2), (1, 3)]);
+        emitter.acked(R, 3);
+        emitter.resend_stalled(Duration::ZERO);
+        drop(sending);
+        assert_eq!(sink.got.lock().len(), 5);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! additions and multiplications in one fixed order, with no fused multiply-add and no function of
 //! the platform's libm.
 //!
-//! ```ignore
+//! ```text
 //! let engine = Engine::start(EngineConfig::tiny(7), sink)?;      // driver thread
 //! let engine = Engine::stepper(EngineConfig::tiny(7), sink)?;    // no thread: engine.step()
 //! engine.submit(GenerateSpec::new(id, Prompt::Text("...".into())))?;

@@ -43,6 +43,8 @@ const JOBS: usize = 2;
 const OFFER_BYTES: u64 = 4 << 20;
 /// Threads that run due timers.
 const TIMERS: usize = 2;
+/// Tokens that the gateway did not acknowledge for this long are sent again.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(1);
 /// How often links are looked after.
 const TEND: Duration = Duration::from_millis(100);
 /// How often what is left of ended requests is forgotten, in looks.
@@ -173,6 +175,10 @@ impl Handler for Inbox {
     fn joined(&self, hello: &Hello) {
         if let Some(at) = hello.endpoint("mesh") {
             self.registry.learn(&hello.from, at);
+        }
+        // Whoever dialled: what went into the link before this one may never have arrived.
+        if let (Peer::Gateway, Some(core)) = (&hello.from, self.core.get()) {
+            core.emitter.resend();
         }
     }
 
@@ -422,6 +428,7 @@ fn tend(
                     Err(error) => tracing::debug!(%error, "the gateway does not answer"),
                 }
             }
+            core.emitter.resend_stalled(UNACKNOWLEDGED);
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(TIDY) {
                 core.bulk.tend();
