@@ -122,7 +122,7 @@ pub fn copy(src: &Engine, dst: &Engine, pin: View, stage: StageId, tokens: std::
     let dst_view = TokenView::new(&to.layout, &dst_table, tokens.clone()).unwrap();
     let mut runs: Vec<CopyRun> = Vec::new();
     plan_copy(&src_view, &dst_view, tokens.clone(), &mut runs).unwrap();
-    let read = from.pool.read(&src_table).unwrap();
+    let read = from.pool.read_until(&src_table, soon()).unwrap();
     let mut write = dst.stage_write(stage, 0, tokens).unwrap();
     for run in &runs {
         let len = run.len as usize;
