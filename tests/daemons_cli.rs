@@ -299,6 +299,16 @@ fn a_worker_told_to_end_gives_its_requests_away_first() {
     tokens.whole(2000);
 }
 
+/// Worker `w0` with a small model, of the gateway that said `ready`.
+fn tiny_worker(dir: &str, ready: &Value, more: &[&str]) -> (Kept, Value) {
+    let (mesh, store) = (&ready["mesh"], &ready["store"]);
+    let mut command = moonlive(&["worker", "--id", "w0", "--dir", dir]);
+    command.args(["--gateway", mesh.as_str().unwrap()]);
+    command.args(["--store", store.as_str().unwrap()]);
+    command.args(["--size", "tiny", "--pace", "2ms"]).args(more);
+    started(command)
+}
+
 #[test]
 fn a_worker_alone_lets_requests_end_until_its_deadline_and_leaves_the_rest_to_the_journal() {
     let dir = tempfile::Builder::new().prefix("ml").tempdir().unwrap();
@@ -311,26 +321,7 @@ fn a_worker_alone_lets_requests_end_until_its_deadline_and_leaves_the_rest_to_th
         "--store",
         g["store"].as_str().unwrap(),
     ]));
-    let worker = |deadline: &str| {
-        let (mesh, store) = (g["mesh"].as_str().unwrap(), g["store"].as_str().unwrap());
-        started(moonlive(&[
-            "worker",
-            "--id",
-            "w0",
-            "--dir",
-            at,
-            "--gateway",
-            mesh,
-            "--store",
-            store,
-            "--size",
-            "tiny",
-            "--pace",
-            "2ms",
-            "--drain-deadline",
-            deadline,
-        ]))
-    };
+    let worker = |deadline: &str| tiny_worker(at, &g, &["--drain-deadline", deadline]);
     let http: std::net::SocketAddr = g["http"].as_str().unwrap().parse().unwrap();
     let models = || page(&format!("http://{http}/v1/models"));
     let (mut w0, _) = worker("30s");
@@ -379,26 +370,9 @@ fn a_gateway_and_a_coordinator_told_to_end_lose_no_journaled_token() {
     let at = dir.path().to_str().unwrap();
     let gateway = || started(moonlive(&["gateway", "--dir", at]));
     let (mut g, ready) = gateway();
-    let (mesh, store) = (
-        ready["mesh"].as_str().unwrap(),
-        ready["store"].as_str().unwrap(),
-    );
+    let store = ready["store"].as_str().unwrap();
     let (mut coordinator, _) = started(moonlive(&["coordinator", "--dir", at, "--store", store]));
-    let (_worker, _) = started(moonlive(&[
-        "worker",
-        "--id",
-        "w0",
-        "--dir",
-        at,
-        "--gateway",
-        mesh,
-        "--store",
-        store,
-        "--size",
-        "tiny",
-        "--pace",
-        "2ms",
-    ]));
+    let (_worker, _) = tiny_worker(at, &ready, &[]);
     let http: std::net::SocketAddr = ready["http"].as_str().unwrap().parse().unwrap();
     until("the worker at the gateway", || {
         page(&format!("http://{http}/v1/models"))
@@ -429,4 +403,21 @@ fn request_id(dir: &std::path::Path) -> String {
         name.strip_suffix(".submit").map(str::to_owned)
     });
     ids.next().unwrap()
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_request() {
+    let dir = tempfile::Builder::new().prefix("ml").tempdir().unwrap();
+    let at = dir.path().to_str().unwrap();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut command = moonlive(&["gateway", "--dir", at, "--log", "trace"]);
+    command.stderr(full.unwrap());
+    let (_gateway, ready) = started(command);
+    let (_worker, _) = tiny_worker(at, &ready, &[]);
+    let http: std::net::SocketAddr = ready["http"].as_str().unwrap().parse().unwrap();
+    until("the worker at the gateway", || {
+        let models = page(&format!("http://{http}/v1/models"));
+        models.contains("\"id\"").then_some(())
+    });
+    stream(http, 6, 50).whole(50);
 }

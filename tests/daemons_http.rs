@@ -23,11 +23,15 @@ struct Fake {
     refuse: Mutex<Option<ApiError>>,
     counted: Mutex<Vec<(&'static str, u16)>>,
     models: Mutex<Vec<String>>,
+    ill: Mutex<Option<String>>,
 }
 
 impl Backend for Fake {
     fn models(&self) -> Vec<String> {
         self.models.lock().clone()
+    }
+    fn health(&self) -> Result<(), String> {
+        self.ill.lock().clone().map_or(Ok(()), Err)
     }
     async fn start(self: &Arc<Self>, request: RequestId, _: Ask) -> Result<Arc<Live>, ApiError> {
         if let Some(error) = self.refuse.lock().take() {
@@ -248,4 +252,13 @@ async fn a_stream_that_cannot_go_on_says_so() {
     let all = events(response.body_mut(), 2).await;
     assert!(all[1].starts_with("event: error"), "{all:?}");
     assert_eq!(data(&all[1])["error"]["code"], "worker_lost");
+}
+
+#[tokio::test]
+async fn health_tells_why_nothing_is_accepted() {
+    let (fake, at) = serve().await;
+    let health = || async move { whole(send(at, Method::GET, "/health", &[], vec![]).await).await };
+    assert_eq!(health().await, (200, "ok\n".to_owned()));
+    *fake.ill.lock() = Some("the journal failed".into());
+    assert_eq!(health().await, (503, "the journal failed\n".to_owned()));
 }

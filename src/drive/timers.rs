@@ -184,4 +184,26 @@ mod tests {
         timers.stop();
         assert!(rx.try_recv().is_err());
     }
+
+    #[test]
+    fn a_sooner_timer_wakes_who_sleeps_for_a_later_one_and_one_behind_a_cleared_one_still_fires() {
+        let (tx, rx) = crossbeam_channel::unbounded();
+        let fire = Arc::new(move |k: u32| {
+            let _ = tx.send(k);
+        });
+        let timers = Timers::start(2, fire).unwrap();
+        let (now, wait) = (now_ns(), Duration::from_secs(5));
+        timers.set(1, now + 60_000_000_000);
+        // Both threads sleep by now, at most until the timer a minute away.
+        std::thread::sleep(Duration::from_millis(20));
+        timers.set(2, now_ns() + 2_000_000);
+        assert_eq!(rx.recv_timeout(wait), Ok(2));
+        let soon = now_ns() + 30_000_000;
+        timers.set(3, soon);
+        std::thread::sleep(Duration::from_millis(5));
+        timers.clear(&3);
+        timers.set(4, soon + 10_000_000);
+        assert_eq!(rx.recv_timeout(wait), Ok(4));
+        timers.stop();
+    }
 }

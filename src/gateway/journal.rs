@@ -154,6 +154,27 @@ mod tests {
     use crate::id::{Incarnation, WorkerId};
 
     #[test]
+    fn a_file_beside_the_journal_that_cannot_be_written_fails_its_request_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = WorkerRef {
+            id: WorkerId::new("w0").unwrap(),
+            incarnation: Incarnation(1),
+        };
+        let log = open_log(dir.path()).unwrap();
+        let (requests, away) = (dir.path().join("requests"), dir.path().join("away"));
+        fs::rename(&requests, &away).unwrap();
+        let error = log.open(RequestId([1; 16]), &owner, b"ask").unwrap_err();
+        assert!(
+            error.passing && error.to_string().contains("requests"),
+            "{error}"
+        );
+        fs::rename(&away, &requests).unwrap();
+        log.open(RequestId([2; 16]), &owner, b"ask").unwrap();
+        let names = fs::read_dir(&requests).unwrap().count();
+        assert_eq!(names, 1, "something of the failed write is left");
+    }
+
+    #[test]
     fn what_a_request_asked_for_and_made_is_on_disk_until_it_is_closed() {
         let dir = tempfile::tempdir().unwrap();
         let request = RequestId([7; 16]);

@@ -14,7 +14,7 @@ use crate::cli::{DrainArgs, MigrateArgs, Where};
 use crate::cluster::{self, CALL};
 use crate::exit::{Code, coded};
 
-fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

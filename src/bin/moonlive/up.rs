@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::admin::block_on;
 use crate::cli::{ListenArgs, UpArgs};
 use crate::cluster::{Always, Cluster, FILE, Plan, TempDir};
 
@@ -82,10 +83,7 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
         println!("             moonlive status --dir {}", dir.display());
         println!("Ctrl-C ends it; requests under way are in the journal.");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let outcome = runtime.block_on(watch(&mut cluster));
+    let outcome = block_on(watch(&mut cluster));
     if !json {
         println!("stopping");
     }

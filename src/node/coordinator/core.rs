@@ -155,9 +155,15 @@ impl Core {
         });
         if let Some(jobs) = started {
             let core = Arc::clone(self);
+            // From GO on, not from the job's turn: behind others in the queue this decision may
+            // have fallen, and nobody would wait for what keeps the disk busy then.
+            let until = Instant::now() + AWAKE;
             jobs.run(move || {
+                if Instant::now() >= until {
+                    return;
+                }
                 let (store, key) = (core.routes.meta(), crate::route::key(request));
-                if let Err(error) = store.keep_awake(&key, Instant::now() + AWAKE) {
+                if let Err(error) = store.keep_awake(&key, until) {
                     tracing::debug!(%error, "the store was not kept awake");
                 }
             });

@@ -23,6 +23,7 @@ use super::rig::{Client, Migrated, Move, Rig, Store, Want, other};
 use super::row::{Row, Rows, round};
 use super::stats::{Summary, interval, median};
 use super::{Output, table};
+use crate::admin::block_on;
 use crate::cli::{EngineArgs, TransportKind, VerifyKind};
 use crate::exit::{Code, coded};
 
@@ -399,10 +400,7 @@ pub fn run(args: &FenceArgs, rows: &mut Rows) -> anyhow::Result<()> {
             "bench fence needs --transport tcp or shm, --context and --migrations of at least 1";
         return Err(coded(Code::Caller, text));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let charts = runtime.block_on(all(args, rows))?;
+    let charts = block_on(all(args, rows))?;
     args.out.draw(|| {
         let note = format!(
             "{} moves each over {}, store {}, {} a token, 16-token pages, synthetic KV",

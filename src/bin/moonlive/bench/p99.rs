@@ -24,6 +24,7 @@ use super::rig::{Client, Migrated, Move, Rig, Store, WORKERS, Want};
 use super::row::{Row, Rows, round};
 use super::stats::{Summary, interval, median};
 use super::{Output, table};
+use crate::admin::block_on;
 use crate::cli::{EngineArgs, TransportKind, VerifyKind};
 use crate::exit::{Code, coded};
 
@@ -467,10 +468,7 @@ pub fn run(args: &P99Args, rows: &mut Rows) -> anyhow::Result<()> {
         let text = "bench p99 measures two processes: --transport tcp or shm";
         return Err(coded(Code::Caller, text));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let gaps = runtime.block_on(all(args, rows))?;
+    let gaps = block_on(all(args, rows))?;
     args.out.draw(|| {
         let note = format!(
             "{} neighbours on the source worker, {} on the destination; {} moves over {}, {} each",

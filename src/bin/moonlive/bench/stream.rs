@@ -25,6 +25,7 @@ use super::rig::{Client, Move, Rig, Store, Want, other};
 use super::row::{Row, Rows, round};
 use super::stats::{Paired, Summary, median};
 use super::{Output, plot, table};
+use crate::admin::block_on;
 use crate::cli::{EngineArgs, TransportKind, VerifyKind};
 use crate::exit::{Code, coded};
 
@@ -293,10 +294,7 @@ pub fn run(args: &StreamArgs, rows: &mut Rows) -> anyhow::Result<()> {
         let text = "bench stream measures two processes: --transport tcp or shm";
         return Err(coded(Code::Caller, text));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let charts = runtime.block_on(all(args, rows))?;
+    let charts = block_on(all(args, rows))?;
     args.out.draw(|| {
         let note = format!(
             "{} of KV, {} a token, synthetic; hashed in place at both ends",
