@@ -63,16 +63,19 @@ fn read_head(frame: &[u8]) -> Result<(RequestId, MigrationEpoch, u64, &[u8]), De
 }
 
 impl SourceHands<'_> {
-    /// Practises the export on the last verified slot and sends the outcome ahead.
-    fn brace(&mut self) {
+    /// Practises the export on the last verified slot and sends the outcome ahead; whether there
+    /// was anything to practise.
+    fn brace(&mut self) -> bool {
         let (core, request, epoch) = (self.core, self.slot.request, self.at.epoch);
         let Some(destination) = self.at.destination.clone() else {
-            return;
+            return false;
         };
-        let push = self.practise().unwrap_or_default();
+        let push = self.practise();
         let head = head(request, epoch, self.at.told);
-        let parts = [IoSlice::new(&head), IoSlice::new(&push)];
+        let bytes = push.as_deref().unwrap_or_default();
+        let parts = [IoSlice::new(&head), IoSlice::new(bytes)];
         core.hint(&Peer::Worker(destination), kind::BRACE, &parts);
+        push.is_some()
     }
 
     /// An export of the last boundary passed, on the last verified slot; `None` where there is
@@ -101,8 +104,8 @@ impl SourceHands<'_> {
     /// Holds the request at its next step boundary, practising until then.
     pub(super) fn hold_braced(&mut self, deadline: Instant) -> Result<Boundary, AdapterError> {
         let (core, request, epoch) = (self.core, self.slot.request, self.at.epoch);
-        self.brace();
-        let mut times = TIMES;
+        // An engine with nothing to practise is asked once, for as long as there is time.
+        let mut times = if self.brace() { TIMES } else { 0 };
         loop {
             let until = match times {
                 0 => deadline,
