@@ -530,7 +530,9 @@ impl EngineAdapter for RemoteEngine {
         self.mirrors.close(stage.into());
         Ok(match activated.already {
             true => Activated::Already,
-            false => Activated::Now,
+            false => Activated::Now {
+                at_ns: activated.at_ns,
+            },
         })
     }
 
