@@ -146,13 +146,6 @@ fn a_lost_reply_and_a_slow_link_end_as_told() {
 }
 
 #[test]
-fn slots_ahead_of_the_push_that_are_lost_damaged_or_of_another_attempt_end_as_told() {
-    ends_as_told(Fault::LoseAhead, "resident", 3);
-    ends_as_told(Fault::CorruptAhead, "resident", 3);
-    ends_as_told(Fault::StaleAhead, "resident", 3);
-}
-
-#[test]
 fn a_request_that_draws_nothing_migrates_like_one_that_samples() {
     let s = demo(&["--output", "600", "--pace", "2ms", "--greedy"]);
     assert_eq!(

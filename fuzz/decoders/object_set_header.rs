@@ -38,7 +38,23 @@ fn run(data: &[u8]) -> &'static str {
             PageError::Trailing { .. } => "trailing",
             PageError::Magic { .. } => "magic",
             PageError::NotCanonical { .. } => "not-canonical",
-            other => panic!("not an error of this decoder: {other:?}"),
+            other @ (PageError::NotInGeometry { .. }
+            | PageError::MissingLeaf { .. }
+            | PageError::NoSuchPage { .. }
+            | PageError::NoSuchGroup { .. }
+            | PageError::NotInShard { .. }
+            | PageError::Overflow
+            | PageError::Overlap { .. }
+            | PageError::OutOfRegion { .. }
+            | PageError::PlaneCount { .. }
+            | PageError::Axes
+            | PageError::BlockOutOfRange { .. }
+            | PageError::SlotOutOfRange { .. }
+            | PageError::DuplicateBlock { .. }
+            | PageError::TokensNotCovered { .. }
+            | PageError::GeometryMismatch
+            | PageError::Unreachable { .. }
+            | PageError::BufferLen { .. }) => panic!("not an error of this decoder: {other:?}"),
         },
     }
 }
