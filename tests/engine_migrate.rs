@@ -5,6 +5,7 @@
 mod engine;
 
 use engine::{Host, alone, id, migrate, prepare, stream, stream_round};
+use moonlivekv::control_state::ControlState;
 use moonlivekv::engine::adapter::{Activation, AdapterError, EngineAdapter, View};
 use moonlivekv::engine::reference::{
     EngineConfig, GenerateSpec, GrammarSpec, KvOrder, PenaltyScope, Prompt,
@@ -207,6 +208,68 @@ fn undelivered_tokens_are_emitted_again_as_they_were() {
             stream(&want)[2.min(moved.seal as usize)..],
             "{name}"
         );
+    }
+}
+
+/// What the destination is told ahead of a fence, each with whether it is true.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Ahead {
+    Earlier,
+    OtherTerms,
+    BeyondTheLog,
+    Garbage,
+}
+
+#[test]
+fn a_request_rebuilt_ahead_of_its_fence_is_the_one_rebuilt_in_it() {
+    for (name, spec) in requests() {
+        let want = alone(&source(), &spec);
+        for ahead in [
+            Ahead::Earlier,
+            Ahead::OtherTerms,
+            Ahead::BeyondTheLog,
+            Ahead::Garbage,
+        ] {
+            let (src, dst) = (Host::stepper(source()), Host::stepper(destination()));
+            src.engine.submit(spec.clone()).unwrap();
+            assert!(src.step_until(spec.request, 2));
+            let (epoch, owner) = (MigrationEpoch(4), OwnerEpoch(1));
+            let (pinned, stage) = prepare(&src.engine, &dst.engine, spec.request, epoch);
+            let done = stream_round(&src.engine, &dst.engine, &pinned, stage, 0);
+            let mut preview = src.engine.rehearse_export(pinned.pin).unwrap();
+            if ahead == Ahead::OtherTerms {
+                let mut state = ControlState::decode(&preview).unwrap();
+                state.limits.max_output += 1;
+                state.rng.seed ^= 1;
+                preview = state.encode().unwrap();
+            }
+            if ahead == Ahead::Garbage {
+                preview.reverse();
+            }
+            if ahead != Ahead::BeyondTheLog {
+                let log = src.engine.token_log(pinned.pin.into(), 0).unwrap();
+                dst.engine.import_tokens(stage, 0, &log).unwrap();
+            }
+            for _ in 0..3 {
+                dst.engine.rehearse_import(stage, &preview);
+            }
+            for _ in 0..3 {
+                src.step();
+            }
+            if src.engine.request(spec.request).is_none() {
+                continue; // it ended meanwhile
+            }
+            let done = stream_round(&src.engine, &dst.engine, &pinned, stage, done);
+            let (request, s, d) = (spec.request, &src.engine, &dst.engine);
+            let moved = engine::fence(s, d, request, epoch, owner, &pinned, stage, done);
+            let activation = Activation {
+                owner_epoch: OwnerEpoch(2),
+                reemit_from: 1,
+            };
+            dst.engine.activate(stage, activation).unwrap();
+            assert!(moved.seal >= 5, "{name}");
+            assert_eq!(stream(&dst.finish()), stream(&want), "{name}, {ahead:?}");
+        }
     }
 }
 

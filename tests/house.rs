@@ -152,6 +152,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     ("src/capi/", "is called from C"),
     (
+        "src/wire/slices.rs",
+        "asks the kernel for short time slices, by a call that no safe crate wraps",
+    ),
+    (
         "src/digest/simd.rs",
         "an AVX-512 kernel; through blake3's hash_many, cold HND pages reach 0.83 of contiguous BLAKE3",
     ),

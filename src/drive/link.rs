@@ -31,6 +31,23 @@ pub trait Directory: Send + Sync {
     fn endpoint(&self, peer: &Peer) -> Option<Endpoint>;
 }
 
+/// What a handler expects behind a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Nothing in particular.
+    Anything,
+    /// The next frame within microseconds: going to sleep would take longer.
+    Soon,
+    /// A frame that is to find everything warm: until one comes, `times` at most, the handler's
+    /// `idle` is called.
+    Warm {
+        /// Pause before each call.
+        every: Duration,
+        /// Most calls.
+        times: u32,
+    },
+}
+
 /// What a daemon does with what arrives. Called on the link's own thread; a call that blocks holds
 /// up that link only.
 pub trait Handler: Send + Sync {
@@ -38,6 +55,12 @@ pub trait Handler: Send + Sync {
     fn joined(&self, hello: &Hello);
     /// A frame. Kinds the handler does not know are to be ignored: a newer peer may send them.
     fn frame(&self, from: &Peer, kind: u16, id: u64, payload: &[u8]);
+    /// What comes behind a frame of this kind.
+    fn expects(&self, _kind: u16) -> Expect {
+        Expect::Anything
+    }
+    /// Nothing came for as long as [`Expect::Warm`] said.
+    fn idle(&self, _from: &Peer) {}
     /// The last link to a peer is down.
     fn left(&self, peer: &Peer);
 }
@@ -96,6 +119,8 @@ pub struct MeshOptions {
     pub endpoints: Vec<(String, Endpoint)>,
     /// Nanoseconds to spin before sleeping in `recv`; 0 on machines with few cores.
     pub spin_ns: u32,
+    /// A pause that somebody sees depends on how soon the reading threads get a CPU.
+    pub urgent: bool,
 }
 
 struct Link {
@@ -116,6 +141,7 @@ struct Inner {
     threads: Mutex<Vec<JoinHandle<()>>>,
     limits: Limits,
     spin_ns: u32,
+    urgent: bool,
 }
 
 /// All links of one daemon.
@@ -150,6 +176,7 @@ impl Mesh {
             threads: Mutex::default(),
             limits,
             spin_ns: options.spin_ns,
+            urgent: options.urgent,
         });
         let (mut bound, mut closers) = (Vec::new(), Vec::new());
         for endpoint in &options.listen {
@@ -401,19 +428,34 @@ impl Inner {
     }
 
     fn read(&self, peer: &Peer, serial: u64, mut recv: RecvHalf) {
-        let mut spin_ns = self.spin_ns;
+        if self.urgent {
+            crate::wire::ask_for_short_slices();
+        }
+        let mut expect = Expect::Anything;
         while !self.stopping() {
-            match recv.recv(Wait::within(IDLE).spin(spin_ns)) {
+            let wait = match expect {
+                Expect::Anything => Wait::within(IDLE).spin(self.spin_ns),
+                Expect::Soon => Wait::within(IDLE).spin(self.spin_ns.max(EXPECTED_NS)),
+                Expect::Warm { every, .. } => Wait::within(every),
+            };
+            match recv.recv(wait) {
                 Ok(frame) => {
-                    // The push is a few microseconds behind: going to sleep would take longer.
-                    spin_ns = match frame.header.kind {
-                        kind::EARLY => self.spin_ns.max(EXPECTED_NS),
-                        _ => self.spin_ns,
-                    };
-                    self.handler
-                        .frame(peer, frame.header.kind, frame.header.id, frame.payload);
+                    let (header, payload) = (frame.header, frame.payload);
+                    self.handler.frame(peer, header.kind, header.id, payload);
+                    expect = self.handler.expects(header.kind);
                 }
-                Err(WireError::Timeout { .. }) => spin_ns = self.spin_ns,
+                Err(WireError::Timeout { .. }) => {
+                    expect = match expect {
+                        Expect::Warm { every, times } if times > 0 => {
+                            self.handler.idle(peer);
+                            Expect::Warm {
+                                every,
+                                times: times - 1,
+                            }
+                        }
+                        _ => Expect::Anything,
+                    }
+                }
                 // Frame borders are intact; a message was lost, and machines expect that.
                 Err(error @ WireError::Payload { .. }) => {
                     tracing::warn!(peer = name(peer), %error, "a message was dropped");

@@ -157,6 +157,7 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
         allow_remote: config.listen.exposed(),
         endpoints: vec![("store".into(), server.endpoint().clone())],
         spin_ns: 0,
+        urgent: false,
     };
     let inbox = Arc::new(Inbox(Arc::clone(&core)));
     let mesh = Mesh::start(Peer::Gateway, options, inbox, Arc::new(Nowhere))

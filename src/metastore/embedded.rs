@@ -81,7 +81,7 @@ impl fmt::Debug for EmbeddedStore {
 impl EmbeddedStore {
     /// Opens, or makes, the store in a directory; holds the directory's lock.
     pub fn open(path: impl AsRef<Path>, options: EmbeddedOptions) -> Result<Self, StoreError> {
-        Self::open_dir(DiskDir::open(path)?, options)
+        Self::open_dir(DiskDir::open_direct(path)?, options)
     }
 
     /// Opens, or makes, the store in any directory that keeps a log's promises.

@@ -209,6 +209,7 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
 }
 
 fn serve(shared: &Shared, conn: FramedConn) {
+    crate::wire::ask_for_short_slices();
     let (mut send, mut recv) = conn.split();
     let mut out = Writer(Vec::with_capacity(4096));
     loop {

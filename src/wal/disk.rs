@@ -1,7 +1,9 @@
 //! A real directory, locked against a second process.
 
 use super::dir::{Dir, File};
+use super::direct::Direct;
 use super::error::{IoError, WalError};
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -16,6 +18,8 @@ pub struct DiskDir {
     fd: OwnedFd,
     /// What [`Dir::wake`] writes to; made at its first call.
     awake: OnceLock<Arc<dyn File>>,
+    /// Small writes go past the page cache.
+    direct: bool,
     _lock: OwnedFd,
 }
 
@@ -37,6 +41,17 @@ fn err(op: &'static str, name: impl Into<String>, e: Errno) -> IoError {
 impl DiskDir {
     /// Opens the directory, making it (readable by its owner only) and its parents where needed.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>, WalError> {
+        Self::open_with(path, false)
+    }
+
+    /// [`open`](Self::open) for a log whose every small write is flushed at once, with somebody
+    /// waiting: those writes go past the page cache, where the file system has a way. One writer a
+    /// file.
+    pub fn open_direct(path: impl AsRef<Path>) -> Result<Arc<Self>, WalError> {
+        Self::open_with(path, true)
+    }
+
+    fn open_with(path: impl AsRef<Path>, direct: bool) -> Result<Arc<Self>, WalError> {
         let path = path.as_ref().to_path_buf();
         let shown = path.display().to_string();
         let made = !path.is_dir();
@@ -72,8 +87,22 @@ impl DiskDir {
             path,
             fd,
             awake: OnceLock::new(),
+            direct,
             _lock: lock,
         }))
+    }
+
+    /// `zeros`: from there on the file holds nothing but zeros.
+    fn file(&self, name: &str, fd: OwnedFd, zeros: u64) -> DiskFile {
+        let direct = self
+            .direct
+            .then(|| Direct::open(&self.fd, name, zeros))
+            .flatten();
+        DiskFile {
+            name: name.to_owned(),
+            fd,
+            direct: direct.map(Mutex::new),
+        }
     }
 
     fn fill(&self, name: &str, fd: &OwnedFd, len: u64) -> Result<(), IoError> {
@@ -128,10 +157,8 @@ impl Dir for DiskDir {
             let _ = self.remove(name);
             return Err(e);
         }
-        Ok(Arc::new(DiskFile {
-            name: name.to_owned(),
-            fd,
-        }))
+        // Zeros all over, and known to be.
+        Ok(Arc::new(self.file(name, fd, 0)))
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>, IoError> {
@@ -142,10 +169,7 @@ impl Dir for DiskDir {
             Mode::empty(),
         )
         .map_err(|e| err("open", name, e))?;
-        Ok(Arc::new(DiskFile {
-            name: name.to_owned(),
-            fd,
-        }))
+        Ok(Arc::new(self.file(name, fd, u64::MAX)))
     }
 
     fn list(&self) -> Result<Vec<String>, IoError> {
@@ -194,14 +218,44 @@ impl Dir for DiskDir {
     }
 }
 
-#[derive(Debug)]
 struct DiskFile {
     name: String,
     fd: OwnedFd,
+    direct: Option<Mutex<Direct>>,
+}
+
+impl std::fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DiskFile({})", self.name)
+    }
+}
+
+impl DiskFile {
+    /// Fills `out` from `at` on, with zeros past the end.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), IoError> {
+        let mut done = 0;
+        while done < out.len() {
+            match rustix::io::pread(&self.fd, &mut out[done..], at + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(err("pread", &self.name, e)),
+            }
+        }
+        out[done..].fill(0);
+        Ok(())
+    }
 }
 
 impl File for DiskFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        if let Some(direct) = &self.direct {
+            let read = |at: u64, out: &mut [u8]| self.read_at(at, out);
+            let fail = |e| err("pwrite", &self.name, e);
+            if direct.lock().write(offset, bytes, read, fail)? {
+                return Ok(());
+            }
+        }
         write_all(&self.name, &self.fd, offset, bytes)
     }
 

@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 mod dir;
+mod direct;
 mod disk;
 mod error;
 pub mod record;

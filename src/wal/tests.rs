@@ -262,6 +262,42 @@ fn one_process_holds_a_directory() {
     DiskDir::open(&path).unwrap();
 }
 
+/// Writes of all lengths at all offsets, some by an earlier opening, against bytes in memory.
+#[test]
+fn a_file_written_past_the_page_cache_holds_what_was_written() {
+    const LEN: usize = 64 << 10;
+    let temp = tempfile::tempdir().unwrap();
+    let mut seed = 7u64;
+    let mut draw = |n: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (seed >> 33) as usize % n
+    };
+    let mut want = vec![0u8; LEN];
+    let mut dir = DiskDir::open_direct(temp.path()).unwrap();
+    let mut file = dir.create("f", LEN as u64).unwrap();
+    for round in 0..600u32 {
+        let longest = [40, 700, 5000, 20_000][draw(4)];
+        let len = 1 + draw(longest);
+        let at = match draw(3) {
+            0 => draw(LEN / 4096) * 4096,
+            _ => draw(LEN - longest),
+        };
+        let len = len.min(LEN - at);
+        let bytes: Vec<u8> = (0..len).map(|_| draw(256) as u8).collect();
+        file.write_at(at as u64, &bytes).unwrap();
+        want[at..at + len].copy_from_slice(&bytes);
+        if draw(9) == 0 {
+            file.sync().unwrap();
+        }
+        if draw(25) == 0 {
+            drop((file, dir));
+            dir = DiskDir::open_direct(temp.path()).unwrap();
+            file = dir.open("f").unwrap();
+        }
+        assert!(file.read().unwrap() == want, "round {round}");
+    }
+}
+
 #[test]
 fn a_real_directory_keeps_records() {
     let temp = tempfile::tempdir().unwrap();

@@ -29,6 +29,7 @@ pub mod frame;
 mod listen;
 mod recv;
 mod send;
+mod slices;
 mod sock;
 
 pub use conn::{FramedConn, SharedSend};
@@ -39,6 +40,7 @@ pub use frame::{FrameHeader, HEADER_BYTES};
 pub use listen::{ListenCloser, ListenOptions, Listener};
 pub use recv::{Frame, RecvHalf};
 pub use send::SendHalf;
+pub use slices::ask_for_short_slices;
 pub use sock::{Closer, Limits, Wait};
 
 #[cfg(test)]

@@ -309,9 +309,25 @@ pub struct Activation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activated {
     /// The request became runnable by this call.
-    Now,
+    Now {
+        /// When: nanoseconds of `CLOCK_MONOTONIC`. The fence pause ends here. 0 if the engine does
+        /// not say.
+        at_ns: u64,
+    },
     /// It already ran under this owner epoch; nothing changed and nothing is emitted again.
     Already,
+}
+
+impl Activated {
+    /// When the request became runnable, by a call that lasted from `asked` to `answered`: the
+    /// engine's own word where it can be right, for the caller may have lost its CPU to the very
+    /// step that it set off.
+    pub fn between(self, asked: u64, answered: u64) -> u64 {
+        match self {
+            Self::Now { at_ns } if (asked..=answered).contains(&at_ns) => at_ns,
+            _ => answered,
+        }
+    }
 }
 
 /// What a call gave back.
@@ -371,4 +387,22 @@ pub struct Rebuilt {
     pub class: RebuildClass,
     /// Output tokens it holds: J.
     pub seal: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_believed_about_a_launch_only_within_the_call() {
+        for (activated, launch) in [
+            (Activated::Now { at_ns: 15 }, 15),
+            (Activated::Now { at_ns: 9 }, 20),
+            (Activated::Now { at_ns: 21 }, 20),
+            (Activated::Now { at_ns: 0 }, 20),
+            (Activated::Already, 20),
+        ] {
+            assert_eq!(activated.between(10, 20), launch, "{activated:?}");
+        }
+    }
 }

@@ -505,7 +505,7 @@ impl EngineAdapter for Bad {
 
     fn activate(&self, stage: StageId, activation: Activation) -> Result<Activated> {
         match self.mask(self.inner.activate(stage, activation))? {
-            Activated::Already if self.is(Fault::ActivatesAgain) => Ok(Activated::Now),
+            Activated::Already if self.is(Fault::ActivatesAgain) => Ok(Activated::Now { at_ns: 0 }),
             other => Ok(other),
         }
     }

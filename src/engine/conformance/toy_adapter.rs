@@ -561,7 +561,7 @@ impl EngineAdapter for Toy {
             });
         }
         state.requests.insert(id, r);
-        Ok(Activated::Now)
+        Ok(Activated::Now { at_ns: 0 })
     }
 
     fn journal_checkpoint(&self, request: RequestId, _deadline: Instant) -> Result<Checkpoint> {

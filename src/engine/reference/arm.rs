@@ -1,5 +1,6 @@
 //! The adapter's last calls on a request that comes in: arm it, then activate or drop it.
 
+use super::clock::clock_ns;
 use super::dest::needs;
 use super::entry::Phase;
 use super::kvlog::{GROUP, PageLog};
@@ -144,8 +145,9 @@ impl Shared {
         inner.entries.insert(slot, entry);
         inner.current.insert(request, slot);
         inner.running.push(slot);
+        let at_ns = clock_ns();
         self.work.notify_one();
-        Ok(Activated::Now)
+        Ok(Activated::Now { at_ns })
     }
 }
 

@@ -9,6 +9,7 @@ use super::rng::CounterRng;
 use super::sample;
 use super::shared::Shared;
 use super::spec::{GenerateSpec, PenaltyScope, Prompt, SamplingParams, StopParams};
+use super::stage::Prepared;
 use super::text::Front;
 use crate::control_state as cs;
 use crate::control_state::{ControlState, PenaltySemantics, Refusal, RngKind};
@@ -16,6 +17,9 @@ use crate::digest::SetDigest;
 use crate::engine::adapter::AdapterError;
 use crate::id::OwnerEpoch;
 use std::sync::Arc;
+
+/// Room for tokens beyond those replayed, so that the first few copy nothing.
+const ROOM: usize = 64;
 
 fn name(bytes: &[u8]) -> Result<cs::Name, AdapterError> {
     cs::Name::new(bytes).map_err(|e| AdapterError::Bug(e.to_string()))
@@ -183,7 +187,7 @@ impl Shared {
         log: &[u32],
         prompt_hash: cs::TokenLogHash,
         owner_epoch: OwnerEpoch,
-    ) -> Result<(Live, bool), AdapterError> {
+    ) -> Result<(Box<Live>, bool), AdapterError> {
         self.refuse_foreign(state)?;
         let prompt_len = state.tokens.prompt.count as usize;
         if log.len() as u64 != state.tokens.prompt.count + state.tokens.output.count {
@@ -207,7 +211,7 @@ impl Shared {
             )),
             None => None,
         };
-        let mut live = Live {
+        let mut live = Box::new(Live {
             request: state.identity.request_id,
             owner_epoch,
             prompt_hash,
@@ -228,26 +232,35 @@ impl Shared {
             }),
             finish: None,
             params: Arc::new(params),
-        };
-        live.tokens.reserve(output.len() + 1);
+        });
+        live.tokens.reserve(output.len() + ROOM);
         let allowed = live.replay(output, &self.parts.vocabulary);
-        if live.prompt_hash != state.tokens.prompt {
-            return Err(AdapterError::ReplayMismatch("the prompt's token log"));
-        }
-        if live.output_hash.finish() != state.tokens.output {
-            return Err(AdapterError::ReplayMismatch("the output's token log"));
-        }
-        if live.tokens.last() != Some(&state.tokens.pending_token) {
-            return Err(AdapterError::ReplayMismatch("the pending token"));
-        }
-        if live.finish.is_some_and(|f| f != FinishReason::Abort) {
-            return Err(AdapterError::ReplayMismatch("the end of the output"));
-        }
+        agrees(&live, state)?;
+        Ok((live, allowed))
+    }
+
+    /// The same from a request rebuilt up to an earlier boundary of the same terms, by a replay of
+    /// the tokens since: `log` is what comes behind its own.
+    pub(crate) fn go_on(
+        &self,
+        prepared: Prepared,
+        state: &ControlState,
+        log: &[u32],
+        owner_epoch: OwnerEpoch,
+    ) -> Result<(Box<Live>, bool), AdapterError> {
+        self.refuse_foreign(state)?;
+        let Prepared {
+            mut live, allowed, ..
+        } = prepared;
+        live.owner_epoch = owner_epoch;
+        live.rng.draws = state.rng.draws;
+        let allowed = live.replay(log, &self.parts.vocabulary) && allowed;
+        agrees(&live, state)?;
         Ok((live, allowed))
     }
 
     /// Refuses what this engine has no like of.
-    fn refuse_foreign(&self, s: &ControlState) -> Result<(), AdapterError> {
+    pub(super) fn refuse_foreign(&self, s: &ControlState) -> Result<(), AdapterError> {
         let info = &self.parts.info;
         let differs = |what| Err(AdapterError::Incompatible(what));
         if s.model.model != info.model {
@@ -312,6 +325,23 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// What was rebuilt ends where the state says.
+fn agrees(live: &Live, state: &ControlState) -> Result<(), AdapterError> {
+    if live.prompt_hash != state.tokens.prompt {
+        return Err(AdapterError::ReplayMismatch("the prompt's token log"));
+    }
+    if live.output_hash.finish() != state.tokens.output {
+        return Err(AdapterError::ReplayMismatch("the output's token log"));
+    }
+    if live.tokens.last() != Some(&state.tokens.pending_token) {
+        return Err(AdapterError::ReplayMismatch("the pending token"));
+    }
+    if live.finish.is_some_and(|f| f != FinishReason::Abort) {
+        return Err(AdapterError::ReplayMismatch("the end of the output"));
+    }
+    Ok(())
 }
 
 fn detokenizer(front: &Front) -> Result<cs::Detokenizer, AdapterError> {

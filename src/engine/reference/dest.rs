@@ -61,6 +61,7 @@ impl Shared {
             pages: PageLog::new(&self.parts.digester)?,
             tail: None,
             manifest: None,
+            prepared: None,
             loaded: None,
             armed: None,
             class: None,
@@ -330,10 +331,15 @@ impl Shared {
             (is, _) => return Err(needs(is, StageState::Committed)),
         }
         let declared = ControlState::decode(bytes)?;
-        let (claim, log, prompt_hash) = self.check_declared(stage, &declared)?;
+        let claim = self.check_declared(stage, &declared)?;
+        let stage = inner.stage_mut(id)?;
+        let prepared = stage.prepared.take().filter(|p| p.leads_to(&declared));
+        let have = prepared.as_ref().map_or(0, |p| p.live.tokens.len());
+        let (log, prompt_hash) = (stage.log[have..].to_vec(), stage.prompt_hash.finish());
         // The replay may take a while with a long output; a second caller may come first.
-        let replayed = parking_lot::MutexGuard::unlocked(&mut inner, || {
-            self.live_from(&declared, &log, prompt_hash, owner_epoch)
+        let replayed = parking_lot::MutexGuard::unlocked(&mut inner, || match prepared {
+            Some(prepared) => self.go_on(*prepared, &declared, &log, owner_epoch),
+            None => self.live_from(&declared, &log, prompt_hash, owner_epoch),
         });
         let (live, allowed) = replayed?;
         let stage = inner.stage_mut(id)?;
@@ -345,7 +351,7 @@ impl Shared {
             declared,
             owner_epoch,
             claim,
-            live: Box::new(live),
+            live,
             allowed,
         }));
         stage.state = StageState::Loaded;
@@ -356,11 +362,7 @@ impl Shared {
         &self,
         stage: &Stage,
         declared: &ControlState,
-    ) -> Result<(
-        crate::control_state::Claim,
-        Vec<u32>,
-        crate::control_state::TokenLogHash,
-    )> {
+    ) -> Result<crate::control_state::Claim> {
         let mismatch = |what| Err(AdapterError::ReplayMismatch(what));
         if declared.identity.request_id != stage.request {
             return mismatch("the request");
@@ -397,7 +399,7 @@ impl Shared {
         if most > stage.max_tokens {
             return Err(AdapterError::Incompatible("the capacity reserved"));
         }
-        Ok((claim, stage.log.clone(), stage.prompt_hash.finish()))
+        Ok(claim)
     }
 
     pub(crate) fn export_staged(&self, id: StageId, owner: OwnerEpoch) -> Result<ControlExport> {

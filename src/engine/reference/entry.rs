@@ -47,6 +47,10 @@ pub(crate) struct Entry {
     pub pins: u32,
     /// Digests of its pages.
     pub pages: PageLog,
+    /// Encoded control state of some boundary passed, for practice ahead of a fence.
+    pub preview: Option<Vec<u8>>,
+    /// A newer one is wanted at the next boundary.
+    pub preview_wanted: bool,
     pub last_step_done_ns: u64,
     /// Its client wants no more.
     pub abort: bool,

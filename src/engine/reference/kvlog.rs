@@ -59,6 +59,27 @@ impl PageLog {
         if changed && let Ok(fresh) = self.digester.set_hasher(&[]) {
             self.chain = fresh;
         }
+        // Now rather than when the set digest is asked for: that is in a fence.
+        if let Err(error) = self.advance() {
+            tracing::debug!(%error, "the running digest waits for its end");
+        }
+    }
+
+    /// Chains the full pages that are known and follow each other.
+    fn advance(&mut self) -> Result<(), DigestError> {
+        let page_tokens = self.digester.header().page_tokens;
+        loop {
+            let page = self.chain.next_page(GROUP)?;
+            let Some(Some(digest)) = self.pages.get(page as usize) else {
+                return Ok(());
+            };
+            let span = PageSpan {
+                page,
+                from: 0,
+                to: page_tokens,
+            };
+            self.chain.push_sealed(GROUP, span, digest)?;
+        }
     }
 
     /// The digest of the first `kv_len` tokens.
@@ -68,18 +89,8 @@ impl PageLog {
     ) -> Result<Result<SetDigest, Missing>, DigestError> {
         let full = (kv_len / self.page_tokens()) as u32;
         let partial = !kv_len.is_multiple_of(self.page_tokens());
-        let mut next = self.chain.next_page(GROUP)?;
-        while next < full
-            && let Some(Some(digest)) = self.pages.get(next as usize)
-        {
-            let span = PageSpan {
-                page: next,
-                from: 0,
-                to: self.digester.header().page_tokens,
-            };
-            self.chain.push_sealed(GROUP, span, digest)?;
-            next += 1;
-        }
+        self.advance()?;
+        let next = self.chain.next_page(GROUP)?;
         let tail = self.tail.filter(|(upto, _)| *upto == kv_len);
         if next < full || (partial && tail.is_none()) {
             return Ok(Err(Missing {

@@ -104,12 +104,13 @@ impl Shared {
                 kv_len,
                 first_live: vec![(GROUP, 0)],
             }),
+            prepared: None,
             loaded: Some(Box::new(Loaded {
                 bytes: image.checkpoint.control.clone(),
                 declared: state,
                 owner_epoch: image.owner_epoch,
                 claim,
-                live: Box::new(live),
+                live,
                 allowed: true,
             })),
             armed: Some(armed),
@@ -146,7 +147,7 @@ impl Shared {
         log: &[u32],
         table: &[BlockId],
         claim: Claim,
-    ) -> Result<(PageLog, super::live::Live, RebuildClass)> {
+    ) -> Result<(PageLog, Box<super::live::Live>, RebuildClass)> {
         let prompt_hash = TokenLogHash::of(&image.prompt);
         let (live, allowed) = self.live_from(state, log, prompt_hash, image.owner_epoch)?;
         if !allowed {

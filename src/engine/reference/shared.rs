@@ -330,6 +330,8 @@ impl Shared {
             generation: 1,
             pins: 0,
             pages,
+            preview: None,
+            preview_wanted: false,
             last_step_done_ns: 0,
             abort: false,
             priority: live.params.priority,

@@ -72,8 +72,13 @@ impl Shared {
         let (pin, entry) = inner.pinned(id)?;
         let mut sealed = sealed(entry);
         sealed.dirty = pin.dirty;
+        let slot = pin.slot;
         if let Some(pin) = inner.pins.get_mut(&id) {
             pin.watermark = pin.watermark.max(sealed.stable_len);
+        }
+        // A fence may follow, and the live state is away in a step for most of the time.
+        if let Some(entry) = inner.entries.get_mut(&slot) {
+            entry.preview_wanted = true;
         }
         Ok(sealed)
     }

@@ -35,6 +35,8 @@ pub(crate) struct Stage {
     pub pages: PageLog,
     pub tail: Option<Box<TailHasher>>,
     pub manifest: Option<Manifest>,
+    /// What a practice import left to go on from.
+    pub prepared: Option<Box<Prepared>>,
     pub loaded: Option<Box<Loaded>>,
     pub armed: Option<Armed>,
     /// What a rebuild can be trusted for.
@@ -48,6 +50,14 @@ impl Stage {
     pub(crate) fn is_pending(&self) -> bool {
         self.state != StageState::Active
     }
+}
+
+/// A request rebuilt ahead of its fence, from the control state of an earlier boundary and the
+/// tokens that this stage had imported by then: the fence replays what came since.
+pub(crate) struct Prepared {
+    pub declared: ControlState,
+    pub live: Box<Live>,
+    pub allowed: bool,
 }
 
 /// A control state that was imported.

@@ -273,6 +273,10 @@ impl Shared {
                 }
             }
             let finish = task.live.finish;
+            if e.preview_wanted && e.hold.is_none() && finish.is_none() {
+                e.preview = self.preview_of(&task.live);
+                e.preview_wanted = e.preview.is_none();
+            }
             e.live = Some(task.live);
             if finish.is_some() {
                 inner.end(task.slot, true);

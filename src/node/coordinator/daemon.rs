@@ -149,6 +149,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
+        urgent: true,
     };
     let inbox = Arc::new(Inbox(Arc::clone(&core)));
     let mesh = Mesh::start(

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::brace::Braced;
 use super::destination::DestinationHands;
 use super::late::Past;
 use super::null::Claim;
@@ -74,6 +75,8 @@ pub struct Core {
     pub(super) null_handoffs: bool,
     draining: AtomicBool,
     past: Past,
+    /// The fence that is near at this destination, if one is. Taken before any slot's lock.
+    pub(super) braced: Mutex<Option<Braced>>,
     mesh: OnceLock<Mesh>,
     timers: OnceLock<Timers<TimerKey>>,
     slots: Mutex<HashMap<RequestId, Arc<Slot>>>,
@@ -115,6 +118,7 @@ impl Core {
             mesh: OnceLock::new(),
             timers: OnceLock::new(),
             slots: Mutex::default(),
+            braced: Mutex::default(),
         }
     }
 

@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::brace;
 use super::core::Core;
 use super::dump;
 use super::service::{Listening, Service};
 use super::sink::Sink;
 use crate::digest::Digester;
 use crate::drive::{
-    Handler, Hello, Listen, Mesh, MeshOptions, Port, Routes, Timers, bind_kind, envelope, kind,
-    name, now_ns,
+    Expect, Handler, Hello, Listen, Mesh, MeshOptions, Port, Routes, Timers, bind_kind, envelope,
+    kind, name, now_ns,
 };
 use crate::engine::adapter::EngineAdapter;
 use crate::engine::reference::{CloseReason, Engine, EngineConfig};
@@ -199,6 +200,20 @@ impl Handler for Inbox {
         }
     }
 
+    fn expects(&self, frame: u16) -> Expect {
+        match frame {
+            kind::BRACE => brace::EXPECT,
+            kind::EARLY => Expect::Soon,
+            _ => Expect::Anything,
+        }
+    }
+
+    fn idle(&self, from: &Peer) {
+        if let Some(core) = self.core.get() {
+            core.keep_braced(from);
+        }
+    }
+
     fn left(&self, peer: &Peer) {
         tracing::debug!(peer = name(peer), "link down");
         if let Some(core) = self.core.get() {
@@ -310,6 +325,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
+        urgent: true,
     };
     let directory = Arc::new(registry.clone());
     let mesh = Mesh::start(Peer::Worker(me.clone()), options, inbox, directory)

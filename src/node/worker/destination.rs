@@ -10,7 +10,7 @@ use super::pull;
 use super::slot::{Incoming, RemoteTable, Role, Slot};
 use super::source::leaves;
 use crate::control_state::ControlDigest;
-use crate::drive::{Hands, Payloads, RouteStore, cause_word};
+use crate::drive::{Hands, Payloads, RouteStore, cause_word, now_ns};
 use crate::engine::adapter::{Activation, AdapterError, Manifest, PageDigests, StageId, View};
 use crate::id::{MigrationEpoch, OwnerEpoch, RequestId};
 use crate::migrate::destination::{Destination, Do, Done, Pulled, Staged};
@@ -260,8 +260,8 @@ impl DestinationHands<'_> {
     }
 
     fn staged(&self) -> Result<StageId, KvError> {
-        let unknown = || AdapterError::Caller("nothing is staged for this attempt");
-        Ok(self.at.stage.ok_or_else(unknown)?)
+        let none = AdapterError::Caller("nothing is staged for this attempt");
+        Ok(self.at.stage.ok_or(none)?)
     }
 
     fn stage(&mut self, epoch: MigrationEpoch, spec: Payload) -> Result<Staged, Cause> {
@@ -449,7 +449,7 @@ impl DestinationHands<'_> {
             self.at.set = Some(SetRun::new(Arc::clone(&core.digester))?);
             kv::hash_all(engine, header, view, kv_len, &mut pages)?;
         }
-        let gone = || crate::engine::adapter::AdapterError::Caller("no running set digest");
+        let gone = || AdapterError::Caller("no running set digest");
         let set = self.at.set.as_mut().ok_or_else(gone)?;
         let early = self.at.early.take();
         if let Some(early) = early.filter(|e| from > 0 && e.tokens.end == kv_len) {
@@ -478,12 +478,8 @@ impl DestinationHands<'_> {
     }
 
     fn attach(&mut self, kv_len: u64) -> Result<(), KvError> {
-        let first_live = self
-            .at
-            .spec
-            .as_ref()
-            .map(|s| s.first_live.clone())
-            .unwrap_or_default();
+        let spec = self.at.spec.as_ref();
+        let first_live = spec.map(|s| s.first_live.clone()).unwrap_or_default();
         Ok(self
             .core
             .adapter
@@ -553,11 +549,19 @@ impl DestinationHands<'_> {
             owner_epoch,
             reemit_from: seal + 1,
         };
-        match core.adapter.activate(stage, activation) {
-            Ok(_) => self.at.activated = Some(owner_epoch),
-            Err(error) => tracing::error!(%error, %request, "a committed request does not run"),
-        }
-        core.measures.at(request, self.at.epoch, at::LAUNCH);
+        let asked = now_ns();
+        let launched = match core.adapter.activate(stage, activation) {
+            Ok(activated) => {
+                self.at.activated = Some(owner_epoch);
+                activated.between(asked, now_ns())
+            }
+            Err(error) => {
+                tracing::error!(%error, %request, "a committed request does not run");
+                asked
+            }
+        };
+        core.measures
+            .at_ns(request, self.at.epoch, at::LAUNCH, launched);
         let stood = core
             .measures
             .between(request, self.at.epoch, at::ARRIVED, at::LAUNCH);
@@ -588,6 +592,6 @@ impl DestinationHands<'_> {
 }
 
 fn parcel(bytes: &[u8]) -> Result<(PushParcel, &[u8]), KvError> {
-    let unreadable = |_| crate::engine::adapter::AdapterError::Caller("the push cannot be read");
+    let unreadable = |_| AdapterError::Caller("the push cannot be read");
     Ok(PushParcel::decode(bytes).map_err(unreadable)?)
 }

@@ -111,13 +111,14 @@ impl Hands<Source> for SourceHands<'_> {
             Body::Push(_) => faults.maybe_die(Fault::KillSource, Step::CopyTail),
             _ => {}
         }
-        let mut bytes = &bytes[..];
-        if let (Body::Push(push), Some(ahead)) = (&msg.body, &mut self.at.ahead)
-            && !std::mem::replace(&mut ahead.used, true)
-        {
-            bytes = bytes.get(..push.control_bytes as usize).unwrap_or(bytes);
-        }
-        self.core.send(to, msg, bytes);
+        // The first push leaves out what went ahead of it; one sent again carries it.
+        let with_slots = match (&msg.body, &mut self.at.ahead) {
+            (Body::Push(_), Some(ahead)) => std::mem::replace(&mut ahead.used, true)
+                .then(|| [&bytes[..], &ahead.bytes].concat()),
+            _ => None,
+        };
+        self.core
+            .send(to, msg, with_slots.as_deref().unwrap_or(&bytes));
         if self.at.boundary.is_some() && msg.epoch == self.at.epoch {
             self.count("fence-messages");
         }
@@ -323,10 +324,7 @@ impl SourceHands<'_> {
     fn hold(&mut self, epoch: MigrationEpoch, deadline_ns: u64) -> Result<Boundary, Cause> {
         let core = self.core;
         core.faults.maybe_die(Fault::KillSource, Step::Fence);
-        self.brace();
-        let held = core
-            .adapter
-            .hold(self.slot.request, epoch, instant_at(deadline_ns));
+        let held = self.hold_braced(instant_at(deadline_ns));
         let boundary = match held {
             Ok(b) => b,
             // The stream ended at this very boundary: nothing is left to move.
@@ -409,22 +407,19 @@ impl SourceHands<'_> {
         };
         let mut payload = section.encode();
         let control_bytes = payload.len() as u32;
-        match self
-            .at
-            .ahead
-            .as_mut()
-            .filter(|a| a.tokens == (from..kv_len))
-        {
-            Some(ahead) => payload.append(&mut ahead.bytes),
-            None => {
-                self.at.ahead = None;
-                packed::gather(engine, header, view, from..kv_len, &mut payload)?;
-            }
+        self.at.ahead = self.at.ahead.take().filter(|a| a.tokens == (from..kv_len));
+        if self.at.ahead.is_none() {
+            packed::gather(engine, header, view, from..kv_len, &mut payload)?;
         }
-        let tail_bytes = (payload.len() - control_bytes as usize) as u64;
+        let ahead = self.at.ahead.as_ref().map_or(0, |a| a.bytes.len());
+        let tail_bytes = (payload.len() - control_bytes as usize + ahead) as u64;
         let tokens = core.emitter.unacked(request, tokens_from, seal);
-        core.measures
-            .add(request, self.at.epoch, "fence-bytes", payload.len() as u64);
+        core.measures.add(
+            request,
+            self.at.epoch,
+            "fence-bytes",
+            u64::from(control_bytes) + tail_bytes,
+        );
         core.measures
             .add(request, self.at.epoch, "tail-slots", kv_len - from);
         core.measures.at(request, self.at.epoch, at::EXPORTED);

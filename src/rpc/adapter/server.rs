@@ -232,7 +232,10 @@ methods! {
             reemit_from: r.reemit_from,
         };
         let activated = e.activate(stage_of(&r.stage)?, activation)?;
-        Ok(pb::Activated { already: activated == Activated::Already })
+        Ok(match activated {
+            Activated::Already => pb::Activated { already: true, at_ns: 0 },
+            Activated::Now { at_ns } => pb::Activated { already: false, at_ns },
+        })
     };
     journal_checkpoint: pb::CheckpointRequest => pb::Checkpoint, |r| Some(r.incarnation), |e| {
         let request = RequestId(fixed(&r.request)?);
