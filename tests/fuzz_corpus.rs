@@ -3,11 +3,15 @@
 
 #[path = "../fuzz/decoders/mod.rs"]
 mod decoders;
+#[path = "fuzz_corpus/mutate.rs"]
+mod mutate;
 
 use decoders::{TARGETS, Target};
+use mutate::{Dice, mutate};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 fn corpus(target: &Target) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -79,6 +83,76 @@ fn every_cut_of_an_accepted_input_is_refused_or_means_what_it_says() {
             for len in 0..bytes.len() {
                 (target.run)(&bytes[..len]);
             }
+        }
+    }
+}
+
+/// Most that the process may take beyond what it had, in bytes: inputs are 64 KiB at most.
+const MOST_MEMORY: u64 = 256 << 20;
+
+/// Highest resident memory of this process so far, in bytes; 0 where the system does not say.
+fn peak_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// 500 changed inputs a target; more for so many seconds each with `MUTATE_SECONDS=s`, of one target
+/// with `MUTATE_ONLY=name`, from another beginning with `MUTATE_SEED=n`. No coverage guides it, so it
+/// stands beside the fuzzer and not for it.
+#[test]
+fn changed_inputs_are_refused_or_mean_what_they_say_in_bounded_memory() {
+    let number = |name| std::env::var(name).ok().and_then(|t| t.parse().ok());
+    let seconds: Option<u64> = number("MUTATE_SECONDS");
+    let only = std::env::var("MUTATE_ONLY").ok();
+    let mut dice = Dice(number("MUTATE_SEED").unwrap_or(1));
+    let before = peak_memory();
+    for target in TARGETS {
+        if only.as_ref().is_some_and(|o| o != target.name) {
+            continue;
+        }
+        let kept: Vec<Vec<u8>> = corpus(target)
+            .iter()
+            .map(|f| fs::read(f).unwrap())
+            .collect();
+        let (began, mut runs, mut slowest) = (Instant::now(), 0u64, Duration::ZERO);
+        let more = |runs| match seconds {
+            None => runs < 500,
+            Some(s) => began.elapsed() < Duration::from_secs(s),
+        };
+        while more(runs) {
+            let pick = |dice: &mut Dice| &kept[dice.below(kept.len())];
+            let (input, other) = (pick(&mut dice), pick(&mut dice));
+            let input = mutate(input, other, &mut dice);
+            let at = Instant::now();
+            if std::panic::catch_unwind(|| (target.run)(&input)).is_err() {
+                panic!("{}: {}", target.name, hex(&input));
+            }
+            let took = at.elapsed();
+            if took > slowest {
+                slowest = took;
+            }
+            let grown = peak_memory().saturating_sub(before);
+            assert!(
+                grown < MOST_MEMORY,
+                "{}: {grown} bytes: {}",
+                target.name,
+                hex(&input)
+            );
+            runs += 1;
+        }
+        if seconds.is_some() {
+            println!(
+                "{}: {runs} inputs in {:.0} s, slowest {slowest:?}, {} MiB more than at first",
+                target.name,
+                began.elapsed().as_secs_f64(),
+                peak_memory().saturating_sub(before) >> 20
+            );
         }
     }
 }

@@ -13,6 +13,7 @@ use moonlivekv::node::bulk::Granted;
 use moonlivekv::node::options::Options;
 use moonlivekv::node::parcels::{OfferParcel, PushParcel};
 use moonlivekv::node::spec::{SourcePool, SourceSpec};
+use moonlivekv::node::worker::read_ahead;
 use moonlivekv::page::{BlockLayout, Dtype, GroupGeometry, ObjectSetHeader, Plane, Scheme, Shard};
 use moonlivekv::route::{DecodeError, Writer};
 use moonlivekv::rpc::v1;
@@ -34,12 +35,13 @@ const OPTIONS: u8 = 4;
 const GRANT: u8 = 5;
 const IMAGE: u8 = 6;
 const CHECKPOINT: u8 = 7;
+const AHEAD: u8 = 8;
 
 fn run(data: &[u8]) -> &'static str {
     let Some((kind, bytes)) = data.split_first() else {
         return "truncated";
     };
-    match again(kind % 8, bytes) {
+    match again(kind % 9, bytes) {
         Ok(Some(encoded)) => {
             assert_eq!(encoded, bytes, "a second spelling was accepted");
             "accept"
@@ -78,7 +80,13 @@ fn again(kind: u8, bytes: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {
             assert_eq!(once, twice);
             None
         }
-        _ => Some(Checkpoint::decode(bytes)?.encode()),
+        CHECKPOINT => Some(Checkpoint::decode(bytes)?.encode()),
+        _ => {
+            let (request, epoch, tokens, slots) = read_ahead(bytes)?;
+            assert!((1..=64).contains(&(tokens.end - tokens.start)));
+            let numbers = [epoch.0, tokens.start, tokens.end].map(u64::to_le_bytes);
+            Some([&request.0[..], &numbers.concat(), slots].concat())
+        }
     })
 }
 
@@ -195,6 +203,10 @@ fn seeds() -> Vec<super::Seed> {
     let (options, grant) = (of(OPTIONS, &options.encode()), of(GRANT, &grant()));
     let image = of(IMAGE, &image.encode());
     let point = of(CHECKPOINT, &checkpoint.encode());
+    let ahead = |from: u64, to: u64| {
+        let numbers = [4, from, to].map(u64::to_le_bytes).concat();
+        of(AHEAD, &[&[5; 16][..], &numbers, b"slots"].concat())
+    };
     vec![
         seed("accept.hello", hello.clone()),
         seed("accept.hello-coordinator", of(HELLO, &coordinator.encode())),
@@ -205,6 +217,11 @@ fn seeds() -> Vec<super::Seed> {
         seed("accept.grant", grant.clone()),
         seed("accept.image", image.clone()),
         seed("accept.checkpoint", point.clone()),
+        seed("accept.ahead", ahead(40, 41)),
+        seed("range.ahead-none", ahead(40, 40)),
+        seed("range.ahead-many", ahead(0, u64::MAX)),
+        seed("range.ahead-backwards", ahead(41, 40)),
+        seed("truncated.ahead", ahead(40, 41)[..40].to_vec()),
         seed("version.hello", patched(&hello, 1, b"MLH9")),
         seed("version.spec", patched(&spec, 1, b"MLS9")),
         seed("version.image", patched(&image, 1, b"MLJ9")),

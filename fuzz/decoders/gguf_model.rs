@@ -30,7 +30,18 @@ fn run(data: &[u8]) -> &'static str {
             GgufError::Tokenizer(_) => "tokenizer",
             GgufError::TooLarge { .. } => "too-large",
             // Of the directory, which has a target of its own.
-            _ => "directory",
+            GgufError::Magic
+            | GgufError::Version(_)
+            | GgufError::Truncated { .. }
+            | GgufError::ValueType(_)
+            | GgufError::ArrayType(_)
+            | GgufError::Bool(_)
+            | GgufError::Duplicate(_)
+            | GgufError::Name(_)
+            | GgufError::Alignment(_)
+            | GgufError::TensorType { .. }
+            | GgufError::Dims { .. }
+            | GgufError::TensorPlace { .. } => "directory",
         },
     }
 }

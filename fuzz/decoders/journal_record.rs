@@ -42,7 +42,10 @@ fn run(data: &[u8]) -> &'static str {
             Refusal::Gap { .. } => "refused-gap",
             Refusal::Finished { .. } => "refused-finished",
             Refusal::BeyondLog { .. } => "refused-beyond-log",
-            other => panic!("not a refusal of a replay: {other:?}"),
+            other @ (Refusal::FloorTaken { .. }
+            | Refusal::Conflict { .. }
+            | Refusal::Unknown(_)
+            | Refusal::TooLarge { .. }) => panic!("not a refusal of a replay: {other:?}"),
         },
     }
 }

@@ -5,6 +5,7 @@ mod completion_body;
 mod control_state;
 mod daemon_payload;
 mod endpoint;
+mod engine_message;
 mod gguf;
 mod gguf_model;
 mod journal_record;
@@ -17,6 +18,7 @@ mod route_record;
 mod sse_event;
 mod store_message;
 mod store_record;
+mod submit_request;
 mod transport_frame;
 mod wal_segment;
 mod wire_header;
@@ -43,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     control_state::TARGET,
     daemon_payload::TARGET,
     endpoint::TARGET,
+    engine_message::TARGET,
     gguf::TARGET,
     gguf_model::TARGET,
     journal_record::TARGET,
@@ -54,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     sse_event::TARGET,
     store_message::TARGET,
     store_record::TARGET,
+    submit_request::TARGET,
     transport_frame::TARGET,
     wal_segment::TARGET,
     wire_header::TARGET,

@@ -1,10 +1,11 @@
 //! Questions to a metadata store and its answers. The first two bytes are the frame's kind.
 
 use super::route_record::label;
-use super::{Target, longer, seed, shorter};
+use super::{Target, longer, patched, seed, shorter};
 use moonlivekv::metastore::msg::{Answer, Request};
 use moonlivekv::metastore::{
-    Cas, CasOutcome, Event, LeaseOutcome, LeaseTerm, Listing, Revision, Versioned, WatchBatch,
+    Cas, CasOutcome, Event, LeaseOutcome, LeaseTerm, Listing, Revision, StoreError, Versioned,
+    WatchBatch,
 };
 use moonlivekv::route::Writer;
 use std::time::Duration;
@@ -148,6 +149,32 @@ fn seeds() -> Vec<super::Seed> {
         ("kept-awake", Answer::KeptAwake),
     ];
     let mut all = Vec::new();
+    let cause = || "the disk is gone".to_owned();
+    let full = StoreError::Full { bytes: 9, max: 8 };
+    let errors = [
+        ("error-in-doubt", StoreError::InDoubt { cause: cause() }),
+        (
+            "error-unavailable",
+            StoreError::Unavailable { cause: cause() },
+        ),
+        ("error-poisoned", StoreError::Poisoned { cause: cause() }),
+        ("error-full", full.clone()),
+        ("error-key", StoreError::Key { len: 900 }),
+        ("error-value", StoreError::Value { len: 1 << 30 }),
+        ("error-protocol", StoreError::Protocol { what: cause() }),
+    ];
+    for (what, error) in errors {
+        all.push(seed(
+            &format!("accept.{what}"),
+            reply(&Answer::Error(error)),
+        ));
+    }
+    // kind 2, code 1, numbers 8 and 8, text behind its length.
+    let full = reply(&Answer::Error(full));
+    all.push(seed("range.error-number", patched(&full, 2, &[2])));
+    all.push(seed("range.error-code", patched(&full, 2, &[8])));
+    let with_text = [&full[..19], &[1, 0], b"x"].concat();
+    all.push(seed("range.error-text", with_text));
     for (what, request) in &requests {
         all.push(seed(&format!("accept.{what}"), question(request)));
     }
@@ -158,7 +185,7 @@ fn seeds() -> Vec<super::Seed> {
     all.extend([
         seed("version", [0xf0, 0x0f, 0, 0]),
         seed("version.answer", [0xf0, 0x8f, 0, 0]),
-        seed("range.key", super::patched(&get, 4, &[0xff])),
+        seed("range.key", patched(&get, 4, &[0xff])),
         seed("trailing", longer(&get)),
         seed("truncated", shorter(&get)),
         seed("truncated.kind", [1]),

@@ -62,7 +62,17 @@ fn run(data: &[u8]) -> &'static str {
         }
         Err(Refusal::TooLarge) => "list-too-large",
         Err(Refusal::OutOfRange) => "list-out-of-range",
-        Err(_) => "list-bad",
+        Err(Refusal::BadRequest) => "list-bad",
+        Err(
+            other @ (Refusal::UnknownKey
+            | Refusal::StaleEpoch
+            | Refusal::Access
+            | Refusal::Busy
+            | Refusal::NotAllocated
+            | Refusal::Integrity
+            | Refusal::Aborted
+            | Refusal::Unsupported),
+        ) => panic!("not an error of this decoder: {other:?}"),
     }
 }
 

@@ -472,14 +472,16 @@ fn decode_error(r: &mut Reader<'_>) -> Result<StoreError, DecodeError> {
     let code = r.u8("error.code")?;
     let (a, b) = (r.u64("error.a")?, r.u64("error.b")?);
     let cause = read_text(r, MAX_CAUSE, "error.cause")?.to_owned();
-    Ok(match code {
-        1 => StoreError::InDoubt { cause },
-        2 => StoreError::Unavailable { cause },
-        3 => StoreError::Poisoned { cause },
-        4 => StoreError::Full { bytes: a, max: b },
-        5 => StoreError::Key { len: a as usize },
-        6 => StoreError::Value { len: a as usize },
-        7 => StoreError::Protocol { what: cause },
+    // What an error does not carry is empty: each has one spelling.
+    Ok(match (code, a, b, cause.is_empty()) {
+        (1, 0, 0, _) => StoreError::InDoubt { cause },
+        (2, 0, 0, _) => StoreError::Unavailable { cause },
+        (3, 0, 0, _) => StoreError::Poisoned { cause },
+        (4, bytes, max, true) => StoreError::Full { bytes, max },
+        (5, len, 0, true) => StoreError::Key { len: len as usize },
+        (6, len, 0, true) => StoreError::Value { len: len as usize },
+        (7, 0, 0, _) => StoreError::Protocol { what: cause },
+        (1..=7, ..) => return Err(DecodeError::Range("error")),
         _ => return Err(DecodeError::Range("error.code")),
     })
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use prost::Message;
+
 use crate::engine::reference::{
     ChatMessage, GenerateSpec, GrammarSpec, Prompt, SamplingParams, StopParams,
 };
@@ -86,6 +88,13 @@ fn prompt_of(prompt: Option<v1::Prompt>) -> Result<Prompt, BadField> {
             ),
         },
     )
+}
+
+/// The engine's spec of a submitted request, from the bytes of the message: as the journal's image
+/// carries it.
+pub fn submitted(bytes: &[u8]) -> Result<GenerateSpec, BadField> {
+    let submit = v1::SubmitRequest::decode(bytes).map_err(|e| bad("submit", e))?;
+    generate_spec(submit)
 }
 
 /// The engine's spec of a submitted request.

@@ -47,11 +47,17 @@ pub enum Fault {
     DropCommitReply,
     /// The bulk path is slow.
     SlowLink,
+    /// The slots that go ahead of the push are lost on the way.
+    LoseAhead,
+    /// A bit flips in the slots that go ahead of the push.
+    CorruptAhead,
+    /// Slots of other attempts arrive before those that go ahead of the push.
+    StaleAhead,
 }
 
 impl Fault {
     /// All of them, in the order of the documentation.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::CorruptWire,
         Self::CorruptSourceRead,
         Self::CorruptResidentEarly,
@@ -65,6 +71,9 @@ impl Fault {
         Self::PauseCoordinator,
         Self::DropCommitReply,
         Self::SlowLink,
+        Self::LoseAhead,
+        Self::CorruptAhead,
+        Self::StaleAhead,
     ];
 
     /// As the command line spells it.
@@ -83,6 +92,9 @@ impl Fault {
             Self::PauseCoordinator => "pause-coordinator",
             Self::DropCommitReply => "drop-commit-reply",
             Self::SlowLink => "slow-link",
+            Self::LoseAhead => "lose-ahead",
+            Self::CorruptAhead => "corrupt-ahead",
+            Self::StaleAhead => "stale-ahead",
         }
     }
 
@@ -100,6 +112,7 @@ impl Fault {
             Self::KillCoordinator | Self::PauseCoordinator => &[Prepare, Reserve, Stream, Fence],
             Self::DropCommitReply => &[Commit],
             Self::SlowLink => &[Stream],
+            Self::LoseAhead | Self::CorruptAhead | Self::StaleAhead => &[CopyTail],
         }
     }
 }

@@ -377,6 +377,12 @@ pub enum InjectKind {
     DropCommitReply,
     /// The bulk link is slow.
     SlowLink,
+    /// The slots that go ahead of the push are lost.
+    LoseAhead,
+    /// A bit flips in the slots that go ahead of the push.
+    CorruptAhead,
+    /// Slots of other attempts arrive before those that go ahead of the push.
+    StaleAhead,
 }
 
 #[derive(Debug, Clone, Args)]

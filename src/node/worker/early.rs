@@ -18,6 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::core::Core;
+use super::corrupt;
 use super::source::SourceHands;
 use crate::drive::kind;
 use crate::engine::adapter::{AdapterError, PageDigests, StageId, View};
@@ -60,9 +61,11 @@ fn head(request: RequestId, epoch: MigrationEpoch, tokens: &Range<u64>) -> [u8; 
     head
 }
 
-type Frame<'a> = (RequestId, MigrationEpoch, Range<u64>, &'a [u8]);
+/// Whose slots, of which attempt, which tokens, their packed bytes.
+pub type Frame<'a> = (RequestId, MigrationEpoch, Range<u64>, &'a [u8]);
 
-fn read(frame: &[u8]) -> Result<Frame<'_>, DecodeError> {
+/// Reads the frame: between one and 64 tokens, whose bytes are checked where they are landed.
+pub fn read(frame: &[u8]) -> Result<Frame<'_>, DecodeError> {
     let mut r = Reader::new(frame);
     let request = RequestId(r.array("early.request")?);
     let epoch = MigrationEpoch(r.u64("early.epoch")?);
@@ -94,9 +97,13 @@ impl SourceHands<'_> {
         if packed::gather(engine, header, view, tokens.clone(), &mut bytes).is_err() {
             return; // The export meets it again, and says so.
         }
-        let head = head(request, epoch, &tokens);
-        let parts = [IoSlice::new(&head), IoSlice::new(&bytes)];
-        if core.hint(&Peer::Worker(destination), kind::EARLY, &parts) {
+        let to = Peer::Worker(destination);
+        let send = |epoch, bytes: &[u8]| {
+            let head = head(request, epoch, &tokens);
+            let parts = [IoSlice::new(&head), IoSlice::new(bytes)];
+            core.hint(&to, kind::EARLY, &parts)
+        };
+        if corrupt::ahead(core, epoch, &bytes, send) {
             self.at.ahead = Some(Ahead {
                 tokens,
                 bytes,

@@ -19,6 +19,7 @@ mod source;
 
 pub use core::{Core, TimerKey};
 pub use daemon::{Config, Running, StartError, start};
+pub use early::{Frame as AheadFrame, read as read_ahead};
 pub use service::{Listening, Service, open_fds};
 pub use sink::Sink;
 pub use slot::{Role, Slot, State};

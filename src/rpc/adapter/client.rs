@@ -192,6 +192,29 @@ where
     }
 }
 
+/// A log of at most `most` tokens in the parts that `ask` gives. An engine that goes on giving is
+/// not believed.
+pub(super) fn whole_log(
+    most: usize,
+    from: u64,
+    mut ask: impl FnMut(u64) -> Result<Vec<u32>>,
+) -> Result<Vec<u32>> {
+    let mut all = Vec::new();
+    loop {
+        let part = ask(from.saturating_add(all.len() as u64))?;
+        let more = part.len() >= MAX_TOKENS;
+        all.extend(part);
+        if all.len() > most {
+            return Err(AdapterError::Bug(format!(
+                "its token log is longer than its context of {most} tokens"
+            )));
+        }
+        if !more {
+            return Ok(all);
+        }
+    }
+}
+
 impl Slots for RemoteEngine {
     fn read(&self, view: View, group: u16, tokens: &Range<u64>, from: u64) -> Result<Vec<u8>> {
         let request = pb::ReadSlotsRequest {
@@ -273,9 +296,8 @@ impl EngineAdapter for RemoteEngine {
     }
 
     fn token_log(&self, view: View, from: u64) -> Result<Vec<u32>> {
-        let mut all = Vec::new();
-        loop {
-            let from = from + all.len() as u64;
+        let most = self.capabilities.max_context as usize;
+        whole_log(most, from, |from| {
             let request = pb::TokenLogRequest {
                 view: self.view(view),
                 from,
@@ -284,12 +306,8 @@ impl EngineAdapter for RemoteEngine {
                 self.limit,
                 |mut c| async move { c.token_log(request).await },
             )?;
-            let more = part.tokens.len() >= MAX_TOKENS;
-            all.extend(part.tokens);
-            if !more {
-                return Ok(all);
-            }
-        }
+            Ok(part.tokens)
+        })
     }
 
     fn hash_pages(

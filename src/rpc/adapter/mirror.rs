@@ -9,7 +9,9 @@
 use super::{slots, v1 as pb};
 use crate::engine::adapter::{AdapterError, LEASE_WAIT, PoolInfo, Result, View, What};
 use crate::mem::{BlockPool, MemError, Region, WriteLease};
-use crate::page::{GroupGeometry, KvSplit, LayoutSpec, Major, Order, Shard, TokenView};
+use crate::page::{
+    BlockLayout, GroupGeometry, KvSplit, LayoutSpec, Major, Order, Shard, TokenView,
+};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,6 +19,38 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const BLOCK_TOKENS: u32 = 16;
+
+/// Most blocks of one group's mirror: the ledger holds some hundred bytes for each, whatever of its
+/// memory is used. Enough for an engine whose pool holds 16 million tokens.
+const MAX_BLOCKS: u64 = (1 << 21) + 64;
+
+/// Where the blocks of a group lie that mirror a pool as the engine describes it.
+pub(super) fn layout(geometry: &GroupGeometry, pool: &pb::GroupPool) -> Result<BlockLayout> {
+    let shard = Shard {
+        layers: pool.layers.clone(),
+        heads: pool.heads.clone(),
+    };
+    // A view's last block is shared with no other view, so allow for more than the tokens need.
+    let blocks = pool
+        .tokens
+        .div_ceil(BLOCK_TOKENS.into())
+        .saturating_mul(2)
+        .saturating_add(64);
+    let blocks = u32::try_from(blocks)
+        .ok()
+        .filter(|b| u64::from(*b) <= MAX_BLOCKS)
+        .ok_or(AdapterError::Caller(
+            "the engine's pool is too large to mirror",
+        ))?;
+    let spec = LayoutSpec::new(
+        Major::Block,
+        KvSplit::InRow,
+        Order::Nhd,
+        BLOCK_TOKENS,
+        blocks,
+    );
+    Ok(spec.build(&Arc::new(geometry.clone()), shard)?)
+}
 
 /// One group's blocks.
 pub(super) struct Mirror {
@@ -28,27 +62,8 @@ pub(super) struct Mirror {
 impl Mirror {
     /// For an engine whose pool holds so many tokens of this group; memory is taken as it is used.
     pub(super) fn new(geometry: &GroupGeometry, pool: &pb::GroupPool) -> Result<Self> {
-        let geometry = Arc::new(geometry.clone());
-        let shard = Shard {
-            layers: pool.layers.clone(),
-            heads: pool.heads.clone(),
-        };
-        // A view's last block is shared with no other view, so allow for more than the tokens need.
-        let blocks = pool
-            .tokens
-            .div_ceil(BLOCK_TOKENS.into())
-            .saturating_mul(2)
-            .saturating_add(64);
-        let blocks = u32::try_from(blocks)
-            .map_err(|_| AdapterError::Caller("the engine's pool is too large to mirror"))?;
-        let spec = LayoutSpec::new(
-            Major::Block,
-            KvSplit::InRow,
-            Order::Nhd,
-            BLOCK_TOKENS,
-            blocks,
-        );
-        let layout = spec.build(&geometry, shard)?;
+        let layout = layout(geometry, pool)?;
+        let blocks = layout.blocks();
         let region = Region::memfd("moonlive-engine-mirror", layout.region_len())?;
         // A layout's own blocks always have extents.
         let pool = BlockPool::new(region, blocks, |b| {

@@ -11,6 +11,7 @@
 mod client;
 mod fault;
 mod mirror;
+mod reread;
 mod server;
 mod slots;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod tests;
 mod wire;
 
 pub use client::{ConnectError, RemoteEngine};
+pub use reread::{Carried, RereadError, reread};
 pub use server::EngineService;
 
 /// The generated messages, client and server of `proto/moonlive/engine/v1`.

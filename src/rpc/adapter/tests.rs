@@ -131,3 +131,13 @@ fn an_engine_that_is_gone_is_lost_by_the_time_limit() {
     };
     assert_eq!(error.kind(), ErrorKind::PeerLost);
 }
+
+#[test]
+fn an_engine_that_never_ends_a_log_is_not_believed() {
+    let endless = |_| Ok(vec![7; MAX_TOKENS]);
+    let error = client::whole_log(3 * MAX_TOKENS, 0, endless).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Bug);
+    let parts = |from: u64| Ok(vec![7; MAX_TOKENS.min(3 * MAX_TOKENS - 1 - from as usize)]);
+    let whole = client::whole_log(3 * MAX_TOKENS, 0, parts).unwrap();
+    assert_eq!(whole.len(), 3 * MAX_TOKENS - 1);
+}

@@ -29,6 +29,9 @@ pub fn of(kind: InjectKind) -> Fault {
         InjectKind::PauseCoordinator => Fault::PauseCoordinator,
         InjectKind::DropCommitReply => Fault::DropCommitReply,
         InjectKind::SlowLink => Fault::SlowLink,
+        InjectKind::LoseAhead => Fault::LoseAhead,
+        InjectKind::CorruptAhead => Fault::CorruptAhead,
+        InjectKind::StaleAhead => Fault::StaleAhead,
     }
 }
 
@@ -48,7 +51,11 @@ fn victim(fault: Fault, transport: TransportKind) -> &'static str {
                 "w1"
             }
         }
-        Fault::KillSource | Fault::StaleEpoch => "w0",
+        Fault::KillSource
+        | Fault::StaleEpoch
+        | Fault::LoseAhead
+        | Fault::CorruptAhead
+        | Fault::StaleAhead => "w0",
         Fault::CorruptResidentEarly
         | Fault::CorruptResidentLate
         | Fault::CorruptControl

@@ -185,7 +185,11 @@ fn victim(fault: Fault, transport: TransportKind) -> Victim {
         {
             Victim::Source
         }
-        Fault::KillSource | Fault::StaleEpoch => Victim::Source,
+        Fault::KillSource
+        | Fault::StaleEpoch
+        | Fault::LoseAhead
+        | Fault::CorruptAhead
+        | Fault::StaleAhead => Victim::Source,
         Fault::KillCoordinator | Fault::PauseCoordinator => Victim::Coordinator,
         _ => Victim::Destination,
     }
