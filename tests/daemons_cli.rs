@@ -221,7 +221,179 @@ fn daemons_refuse_addresses_that_others_reach_unless_told_and_ones_that_nobody_c
         "65532",
     );
     refused(&["gateway", "--dir", dir, "--log", "loud=very"], "--log");
-    refused(&["up", "--workers", "0", "--dir", dir], "--workers");
+}
+
+#[test]
+fn a_mistake_of_the_caller_is_told_as_such_with_its_remedy() {
+    let temp = tempfile::Builder::new().prefix("ml").tempdir().unwrap();
+    let at = |name: &str| temp.path().join(name).display().to_string();
+    let (file, dir) = (at("file"), at("d"));
+    std::fs::write(&file, "no model").unwrap();
+    let long = at(&"x".repeat(120));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let worker = |more: &[&'static str]| -> Vec<String> {
+        let given = [
+            "worker",
+            "--id",
+            "w0",
+            "--gateway",
+            "unix:///x",
+            "--dir",
+            &dir,
+        ];
+        let given = given.iter().map(|s| (*s).to_owned());
+        given.chain(more.iter().map(|s| (*s).to_owned())).collect()
+    };
+    let up = |more: &[&str]| -> Vec<String> {
+        let given = ["up", "--size", "tiny", "--dir", &dir].map(str::to_owned);
+        given
+            .into_iter()
+            .chain(more.iter().map(|s| (*s).to_owned()))
+            .collect()
+    };
+    let plain = |all: &[&str]| -> Vec<String> { all.iter().map(|s| (*s).to_owned()).collect() };
+    let cases: Vec<(Vec<String>, i32, &str)> = vec![
+        (plain(&["up", "--dir", &file]), 2, "name a directory"),
+        (
+            plain(&["gateway", "--dir", &format!("{file}/x")]),
+            2,
+            "name a directory",
+        ),
+        (plain(&["gateway", "--dir", &long]), 2, "107"),
+        (
+            plain(&["gateway", "--dir", &dir, "--http", &taken]),
+            2,
+            "is free",
+        ),
+        (
+            plain(&["gateway", "--dir", &dir, "--listen", &taken]),
+            2,
+            "choose another",
+        ),
+        (
+            up(&["--model", "/nonexistent.gguf"]),
+            2,
+            "/nonexistent.gguf",
+        ),
+        (up(&["--model", &file]), 7, "model refused"),
+        (up(&["--workers", "0"]), 2, "1..=64"),
+        (up(&["--threads", "0"]), 2, "1..=256"),
+        (up(&["--threads", "100000"]), 2, "1..=256"),
+        (up(&["--block-tokens", "0"]), 2, "1..=256"),
+        (up(&["--blocks", "4000000000"]), 2, "bound"),
+        (up(&["--blocks", "200000000"]), 2, "fewer blocks"),
+        (up(&["--pace", "2s"]), 2, "at most 1s"),
+        (plain(&["up", "--size", "huge", "--dir", &dir]), 2, "medium"),
+        (up(&["--log", "loud=very"]), 2, "--log"),
+        (worker(&["--store", "nowhere"]), 2, "unix:///PATH"),
+        (
+            worker(&[
+                "--store",
+                "unix:///x",
+                "--drain-deadline",
+                "99999999999999m",
+            ]),
+            2,
+            "86400",
+        ),
+        (
+            plain(&[
+                "coordinator",
+                "--id",
+                "a/b",
+                "--dir",
+                &dir,
+                "--store",
+                "unix:///x",
+            ]),
+            2,
+            "--id",
+        ),
+    ];
+    for (args, code, part) in cases {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let out = moonlive(&args).output().unwrap();
+        let text = lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {text}");
+        assert!(
+            text.contains(part),
+            "{args:?} does not say {part:?}: {text}"
+        );
+        // What an earlier start has logged is not told again.
+        assert!(text.lines().count() <= 12, "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_deployment_that_ended_in_order_leaves_nothing_that_only_misleads() {
+    let mut d = Up::start(&["--workers", "2"]);
+    stream(d.http, 7, 40).whole(40);
+    let id = d.status()["requests"][0]["request"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let out = d.run(&["migrate", &id, "--to", "w1"]);
+    let text = lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{text}");
+    assert!(text.contains("has ended"), "{text}");
+    // What a request uses is not told as free, shared with the prefix cache or not.
+    let tokens = stream(d.http, 8, 2000);
+    d.request();
+    until("blocks in use", || {
+        let workers = d.status()["workers"].clone();
+        let used = |w: &Value| {
+            let n = |name: &str| w[name].as_u64().unwrap();
+            n("blocks_total") - n("blocks_free") - n("blocks_cached")
+        };
+        let used: u64 = workers.as_array()?.iter().map(used).sum();
+        (used >= 4).then_some(())
+    });
+    tokens.whole(2000);
+    d._up.signal("TERM");
+    assert_eq!(d._up.ended(), Some(0));
+    let left: Vec<String> = std::fs::read_dir(&d.dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|n| n.ends_with(".sock") || n == "deployment.json")
+        .collect();
+    assert_eq!(left, Vec::<String>::new());
+    assert_eq!(
+        std::fs::read_dir(d.dir.join("requests")).unwrap().count(),
+        0
+    );
+    let out = d.run(&["status"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(lossy(&out.stderr).contains("moonlive up"));
+}
+
+#[test]
+fn a_deployment_whose_gateway_died_says_how_to_go_on() {
+    let temp = tempfile::Builder::new().prefix("ml").tempdir().unwrap();
+    let dir = temp.path().join("d");
+    let mut command = moonlive(&["--json", "up", "--size", "tiny", "--workers", "1", "--dir"]);
+    let errors = temp.path().join("errors");
+    let to = std::fs::File::create(&errors).unwrap();
+    let (mut up, ready) = started({
+        command.arg(&dir).stderr(to);
+        command
+    });
+    // The address that was told is served: no 503 for want of workers.
+    let http = ready["http"].as_str().unwrap();
+    let http: std::net::SocketAddr = http.trim_start_matches("http://").parse().unwrap();
+    stream(http, 1, 5).whole(5);
+    let text = std::fs::read_to_string(dir.join("deployment.json")).unwrap();
+    let deployment: Value = serde_json::from_str(&text).unwrap();
+    signal(
+        deployment["gateway"]["pid"].as_u64().unwrap() as u32,
+        "KILL",
+    );
+    assert_eq!(up.ended(), Some(3));
+    let said = std::fs::read_to_string(&errors).unwrap();
+    assert!(
+        said.contains("start it again: `moonlive up --dir"),
+        "{said}"
+    );
 }
 
 /// Links, fence, control RPC, store and bulk over TCP: nothing needs a common directory.

@@ -11,6 +11,7 @@ use http::{events, send, whole};
 use hyper::Method;
 use moonlivekv::gateway::http::{Backend, router};
 use moonlivekv::gateway::hub::{Accepted, End, Hub, Live};
+use moonlivekv::gateway::listen::{self, HEAD};
 use moonlivekv::gateway::openai::{ApiError, Ask, MAX_BODY};
 use moonlivekv::id::RequestId;
 use parking_lot::Mutex;
@@ -56,12 +57,21 @@ impl Backend for Fake {
 const ID: RequestId = RequestId([0xab; 16]);
 
 async fn serve() -> (Arc<Fake>, SocketAddr) {
+    serve_within(HEAD).await
+}
+
+async fn serve_within(head: Duration) -> (Arc<Fake>, SocketAddr) {
     let fake = Arc::new(Fake::default());
     fake.models.lock().push("m".into());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let router = router(Arc::clone(&fake));
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    tokio::spawn(listen::serve(
+        listener,
+        router,
+        head,
+        std::future::pending(),
+    ));
     (fake, at)
 }
 
@@ -217,7 +227,37 @@ async fn errors_have_openais_form_and_a_status_that_fits() {
         (404, "not_found".into())
     );
     assert_eq!(post("/v1/nothing", vec![]).await, (404, "not_found".into()));
-    assert_eq!(post(completions, vec![b' '; MAX_BODY + 1]).await.0, 413);
+    // Long enough that it does not fit the sockets' buffers: a server that stops reading resets.
+    for len in [MAX_BODY + 1, 4 * MAX_BODY] {
+        assert_eq!(
+            post(completions, vec![b' '; len]).await,
+            (413, "body_too_long".into())
+        );
+    }
+    for (method, path) in [
+        (Method::GET, completions),
+        (Method::DELETE, "/v1/models"),
+        (Method::POST, "/health"),
+    ] {
+        let (status, body) = whole(send(at, method, path, &[], vec![]).await).await;
+        let v: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(
+            (status, &v["error"]["code"]),
+            (405, &json!("method_not_allowed"))
+        );
+    }
+    let long = format!("/v1/{}", "x".repeat(9000));
+    assert_eq!(post(&long, vec![]).await, (414, "uri_too_long".into()));
+    for (field, value) in [
+        ("suffix", json!("!")),
+        ("guided_json", json!({ "type": "object" })),
+        ("tools", json!([{}])),
+    ] {
+        let body = ask(json!({ field: value }));
+        let (status, body) = whole(send(at, Method::POST, completions, &[], body).await).await;
+        let v: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((status, &v["error"]["param"]), (400, &json!(field)));
+    }
     *fake.refuse.lock() = Some(ApiError::unavailable("no_worker", "none"));
     assert_eq!(
         post(completions, ask(json!({}))).await,
@@ -252,6 +292,41 @@ async fn a_stream_that_cannot_go_on_says_so() {
     let all = events(response.body_mut(), 2).await;
     assert!(all[1].starts_with("event: error"), "{all:?}");
     assert_eq!(data(&all[1])["error"]["code"], "worker_lost");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_drips_its_request_is_cut_off_and_an_answer_takes_as_long_as_it_takes() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let limit = Duration::from_millis(300);
+    let (fake, at) = serve_within(limit).await;
+    let mut slow = tokio::net::TcpStream::connect(at).await.unwrap();
+    let dripping = async {
+        for byte in b"GET /v1/models HTTP/1.1\r\nx-a: "
+            .iter()
+            .chain([b'a'; 2000].iter())
+        {
+            if slow.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+            // Whatever it answers, it hangs up.
+            let mut said = [0; 256];
+            let read = tokio::time::timeout(Duration::from_millis(20), slow.read(&mut said));
+            if matches!(read.await, Ok(Ok(0) | Err(_))) {
+                break;
+            }
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), dripping).await;
+    assert!(ended.is_ok(), "a request that drips holds its connection");
+    // A stream that says nothing for longer than that is no such thing.
+    let body = ask(json!({ "stream": true }));
+    let mut response = send(at, Method::POST, "/v1/completions", &[], body).await;
+    let live = live(&fake).await;
+    put(&live, 1, "a");
+    tokio::time::sleep(3 * limit).await;
+    put(&live, 2, "b");
+    live.end(End::Stop);
+    assert_eq!(events(response.body_mut(), 4).await.len(), 4);
 }
 
 #[tokio::test]

@@ -174,10 +174,7 @@ const CONFINED: &[(&str, &[&str])] = &[
 const MAX_LINES: usize = 600;
 
 /// Files that may be longer, each with its reason.
-const LONG: &[(&str, &str)] = &[(
-    "src/wire/tests.rs",
-    "one list of cases against one scripted peer",
-)];
+const LONG: &[(&str, &str)] = &[];
 
 fn house() -> Vec<File> {
     let files = source_files(Path::new(env!("CARGO_MANIFEST_DIR")));

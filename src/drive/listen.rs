@@ -54,6 +54,15 @@ impl ListenError {
     }
 }
 
+/// What a caller can do where a listener could not be bound: the address is theirs to choose,
+/// whatever the socket said.
+pub fn bind_kind(kind: ErrorKind) -> ErrorKind {
+    match kind {
+        ErrorKind::Bug => ErrorKind::Bug,
+        _ => ErrorKind::Caller,
+    }
+}
+
 impl Listen {
     /// On TCP at this address and the three ports after it; port 0 lets the kernel choose each.
     pub fn tcp(at: SocketAddr, beyond_loopback: bool) -> Result<Self, ListenError> {

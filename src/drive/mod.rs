@@ -23,7 +23,7 @@ mod words;
 pub use clock::{instant_at, now_ns, ns_of};
 pub use hello::{Hello, HelloError, name};
 pub use link::{Directory, Expect, Handler, Mesh, MeshError, MeshOptions};
-pub use listen::{Listen, ListenError, Port};
+pub use listen::{Listen, ListenError, Port, bind_kind};
 pub use payloads::Payloads;
 pub use phase::{Phase, step_name};
 pub use runner::{Hands, Machine, RouteStore, run};

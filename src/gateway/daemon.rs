@@ -13,9 +13,11 @@ use tokio::sync::Notify;
 use super::core::Core;
 use super::http;
 use super::inbox::Inbox;
+use super::listen;
 use super::log::TokenLog;
 use super::service::Service;
-use crate::drive::{Directory, Listen, Mesh, MeshOptions, Port, Routes, Timers};
+use crate::drive::{Directory, Listen, Mesh, MeshOptions, Port, Routes, Timers, bind_kind};
+use crate::id::ErrorKind;
 use crate::metastore::{EmbeddedOptions, EmbeddedStore, MetaStore, ServerOptions, StoreServer};
 use crate::migrate::io::Peer;
 use crate::migrate::limits::Limits;
@@ -56,12 +58,15 @@ pub struct StartError {
     pub what: &'static str,
     /// Why.
     pub why: String,
+    /// What a caller can do about it.
+    pub kind: ErrorKind,
 }
 
-fn fail(what: &'static str) -> impl Fn(&dyn std::fmt::Display) -> StartError {
-    move |why| StartError {
+fn fail(what: &'static str) -> impl Fn(ErrorKind, &dyn std::fmt::Display) -> StartError {
+    move |kind, why| StartError {
         what,
         why: why.to_string(),
+        kind,
     }
 }
 
@@ -102,44 +107,53 @@ impl Directory for Nowhere {
 /// Starts a gateway on the runtime of the caller.
 pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, StartError> {
     if !config.http.ip().is_loopback() && !config.beyond_loopback {
-        return Err(fail("HTTP")(&format!(
-            "{} is not a loopback address; pass --listen-beyond-loopback to allow it",
-            config.http
-        )));
+        return Err(fail("HTTP")(
+            ErrorKind::Caller,
+            &format!(
+                "{} is not a loopback address; pass --listen-beyond-loopback to allow it",
+                config.http
+            ),
+        ));
     }
     let store_dir = config.dir.join("store");
     let store = tokio::task::spawn_blocking(move || {
         EmbeddedStore::open(store_dir, EmbeddedOptions::default())
     })
     .await
-    .map_err(|e| fail("store")(&e))?
-    .map_err(|e| fail("store")(&e))?;
+    .map_err(|e| fail("store")(ErrorKind::Bug, &e))?
+    .map_err(|e| fail("store")(e.kind(), &e))?;
     let store: Arc<dyn MetaStore> = Arc::new(store);
     let socket = |what: Port| config.listen.endpoint(&config.dir, "gateway", what);
-    let store_at = socket(Port::Store).map_err(|e| fail("address")(&e))?;
+    let store_at = socket(Port::Store).map_err(|e| fail("address")(e.kind(), &e))?;
     let serve = ServerOptions {
         allow_remote: config.listen.exposed(),
         ..ServerOptions::default()
     };
-    let server =
-        StoreServer::start(Arc::clone(&store), &store_at, serve).map_err(|e| fail("store")(&e))?;
+    let server = StoreServer::start(Arc::clone(&store), &store_at, serve).map_err(|e| {
+        let remedy = "name an address of this machine that is free";
+        fail("store")(
+            bind_kind(e.kind()),
+            &format!("cannot listen at {store_at}: {e}; {remedy}"),
+        )
+    })?;
     let store_at = server.endpoint().clone();
     let runtime = tokio::runtime::Handle::current();
     let core = Arc::new(Core::new(Routes::new(store), log, config.limits, runtime));
     let taking = Arc::clone(&core);
     tokio::task::spawn_blocking(move || taking.take_up())
         .await
-        .map_err(|e| fail("journal")(&e))?
-        .map_err(|e| fail("journal")(&e))?;
+        .map_err(|e| fail("journal")(ErrorKind::Bug, &e))?
+        .map_err(|e| fail("journal")(ErrorKind::Retryable, &e))?;
     let fired = Arc::downgrade(&core);
     let fire = move |key| {
         if let Some(core) = fired.upgrade() {
             core.fire(key);
         }
     };
-    let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
+    let timers = Timers::start(TIMERS, Arc::new(fire))
+        .map_err(|e| fail("timers")(ErrorKind::Retryable, &e))?;
     let options = MeshOptions {
-        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(e.kind(), &e))?],
         allow_remote: config.listen.exposed(),
         endpoints: vec![("store".into(), server.endpoint().clone())],
         spin_ns: 0,
@@ -147,30 +161,36 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
     };
     let inbox = Arc::new(Inbox(Arc::clone(&core)));
     let mesh = Mesh::start(Peer::Gateway, options, inbox, Arc::new(Nowhere))
-        .map_err(|e| fail("mesh")(&e))?;
+        .map_err(|e| fail("mesh")(bind_kind(e.kind()), &e))?;
     let mesh_at = mesh
         .endpoints()
         .first()
         .cloned()
-        .ok_or_else(|| fail("mesh")(&"no listener"))?;
+        .ok_or_else(|| fail("mesh")(ErrorKind::Bug, &"no listener"))?;
     core.wire(mesh, timers);
+    let cannot = |e: std::io::Error| {
+        let (at, remedy) = (config.http, "name an address of this machine that is free");
+        fail("HTTP")(
+            ErrorKind::Caller,
+            &format!("cannot listen at {at}: {e}; {remedy}"),
+        )
+    };
     let listener = tokio::net::TcpListener::bind(config.http)
         .await
-        .map_err(|e| fail("HTTP")(&e))?;
-    let http_at = listener.local_addr().map_err(|e| fail("HTTP")(&e))?;
+        .map_err(cannot)?;
+    let http_at = listener.local_addr().map_err(cannot)?;
     let stop = Arc::new(Notify::new());
     let (router, stopping) = (http::router(Arc::clone(&core)), Arc::clone(&stop));
     let http = tokio::spawn(async move {
-        let served = axum::serve(listener, router)
-            .with_graceful_shutdown(async move { stopping.notified().await });
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the HTTP server ended");
-        }
+        listen::serve(listener, router, listen::HEAD, async move {
+            stopping.notified().await;
+        })
+        .await;
     });
-    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(e.kind(), &e))?;
     let admin = Server::bind(&rpc_at, config.listen.exposed())
         .await
-        .map_err(|e| fail("administration")(&e))?;
+        .map_err(|e| fail("administration")(e.kind(), &e))?;
     let rpc_at = admin.endpoint().clone();
     let service = Service::new(
         Arc::clone(&core),
@@ -184,7 +204,8 @@ pub async fn start(config: Config, log: Arc<dyn TokenLog>) -> Result<Running, St
         }
     });
     let ended = Arc::new(AtomicBool::new(false));
-    let tending = tend(&core, Arc::clone(&ended)).map_err(|e| fail("threads")(&e))?;
+    let tending =
+        tend(&core, Arc::clone(&ended)).map_err(|e| fail("threads")(ErrorKind::Retryable, &e))?;
     Ok(Running {
         core,
         listening: Listening {

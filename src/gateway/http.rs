@@ -10,19 +10,28 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::answer::{Usage, Writer};
-use super::hub::{End, Hub, Live, Next};
+use super::hub::{self, End, Hub, Live};
 use super::openai::{ApiError, Ask, MAX_BODY, Surface};
 use crate::id::RequestId;
+
+/// Longest path and query, in bytes.
+pub const MAX_URI: usize = 8 << 10;
+/// How long a body may take to arrive.
+pub const BODY: Duration = Duration::from_secs(30);
+/// Bytes of a body that is too long after which no more of it is read.
+const MAX_DISCARDED: usize = 64 << 20;
 
 /// What the HTTP layer needs of the rest of the gateway.
 pub trait Backend: Send + Sync + 'static {
@@ -58,8 +67,62 @@ pub fn router<B: Backend>(backend: Arc<B>) -> Router {
         .route("/health", get(health::<B>))
         .route("/metrics", get(metrics::<B>))
         .fallback(async || ApiError::not_found("no such endpoint").into_response())
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            ApiError::of_http(405, format!("{} takes no {method}", uri.path())).into_response()
+        })
+        .layer(middleware::from_fn(short_uri))
         .with_state(backend)
+}
+
+/// Refuses an address that is longer than any of ours.
+async fn short_uri(request: Request, next: Next) -> Response {
+    let uri = request.uri();
+    let len = uri.path_and_query().map_or(0, |p| p.as_str().len());
+    if len > MAX_URI {
+        let text = format!("the address has {len} bytes: at most {MAX_URI}");
+        return ApiError::of_http(414, text).into_response();
+    }
+    next.run(request).await
+}
+
+/// Reads a body within [`BODY`], at most [`MAX_BODY`] bytes. One that is longer is read to its end,
+/// within bounds, so that the client hears why instead of a reset.
+async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let told = headers.get(header::CONTENT_LENGTH);
+    let told: Option<usize> = told.and_then(|v| v.to_str().ok()?.parse().ok());
+    let too_long = || ApiError::of_http(413, format!("a body has at most {MAX_BODY} bytes"));
+    // This client waits to be asked for its body.
+    if headers.contains_key(header::EXPECT) && told.is_some_and(|n| n > MAX_BODY) {
+        return Err(too_long());
+    }
+    let reading = async {
+        let mut stream = body.into_data_stream();
+        let (mut kept, mut len) = (Vec::with_capacity(told.unwrap_or(0).min(64 << 10)), 0);
+        while let Some(piece) = stream.next().await {
+            let piece = piece.map_err(|_| {
+                ApiError::of_http(400, "the body ended early or is not chunked right")
+            })?;
+            len += piece.len();
+            if len > MAX_DISCARDED {
+                break;
+            } else if len > MAX_BODY {
+                kept = Vec::new();
+            } else {
+                kept.extend_from_slice(&piece);
+            }
+        }
+        match len > MAX_BODY {
+            true => Err(too_long()),
+            false => Ok(Bytes::from(kept)),
+        }
+    };
+    match tokio::time::timeout(BODY, reading).await {
+        Ok(read) => read,
+        Err(_) => Err(ApiError::of_http(
+            408,
+            format!("the body was not here in {} s", BODY.as_secs()),
+        )),
+    }
 }
 
 async fn health<B: Backend>(State(backend): State<Arc<B>>) -> Response {
@@ -89,11 +152,21 @@ async fn metrics<B: Backend>(State(backend): State<Arc<B>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], backend.metrics()).into_response()
 }
 
-async fn completions<B: Backend>(State(backend): State<Arc<B>>, body: Bytes) -> Response {
+async fn completions<B: Backend>(
+    State(backend): State<Arc<B>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let body = read_body(&headers, body).await;
     answer(backend, Surface::Completion, "/v1/completions", body).await
 }
 
-async fn chat<B: Backend>(State(backend): State<Arc<B>>, body: Bytes) -> Response {
+async fn chat<B: Backend>(
+    State(backend): State<Arc<B>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let body = read_body(&headers, body).await;
     answer(backend, Surface::Chat, "/v1/chat/completions", body).await
 }
 
@@ -101,12 +174,13 @@ async fn answer<B: Backend>(
     backend: Arc<B>,
     surface: Surface,
     route: &'static str,
-    body: Bytes,
+    body: Result<Bytes, ApiError>,
 ) -> Response {
-    let response = match serve(&backend, surface, &body).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
+    let served = match body {
+        Ok(body) => serve(&backend, surface, &body).await,
+        Err(error) => Err(error),
     };
+    let response = served.unwrap_or_else(IntoResponse::into_response);
     backend.count(route, response.status().as_u16());
     response
 }
@@ -197,11 +271,11 @@ async fn whole<B: Backend>(
     let (mut text, mut count) = (String::new(), 0);
     let end = loop {
         match reader.next().await {
-            Next::Token(seq, token) => {
+            hub::Next::Token(seq, token) => {
                 text.push_str(&token.text);
                 count = seq;
             }
-            Next::End(end) => break end,
+            hub::Next::End(end) => break end,
         }
     };
     live.delivered_through(count);
@@ -272,8 +346,8 @@ async fn pump(
         };
         live.delivered_through(handed);
         let (seq, token) = match ahead {
-            Next::Token(seq, token) => (seq, token),
-            Next::End(end) => {
+            hub::Next::Token(seq, token) => (seq, token),
+            hub::Next::End(end) => {
                 permit.send(Ok(last_event(writer, end)));
                 return finish(live, writer, include_usage, handed, tx).await;
             }

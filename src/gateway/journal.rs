@@ -5,9 +5,12 @@
 //! whole one or none. They are not flushed one by one; after a power loss a request without its file
 //! cannot be recovered, and its stream is ended.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::log::{Left, LogError, TokenLog};
 use crate::id::{OwnerEpoch, RequestId, WorkerRef};
@@ -23,7 +26,13 @@ pub fn open_log(dir: &Path) -> Result<Arc<dyn TokenLog>, LogError> {
     fs::create_dir_all(&requests).map_err(|e| failed(&e))?;
     let journal =
         Journal::open(dir.join("journal"), JournalOptions::default()).map_err(|e| failed(&e))?;
-    Ok(Arc::new(Disk { journal, requests }))
+    let log = Disk {
+        journal,
+        requests,
+        open: Default::default(),
+    };
+    log.sweep()?;
+    Ok(Arc::new(log))
 }
 
 fn failed(error: &dyn std::fmt::Display) -> LogError {
@@ -36,9 +45,45 @@ fn failed(error: &dyn std::fmt::Display) -> LogError {
 struct Disk {
     journal: Journal,
     requests: PathBuf,
+    /// The requests that may have files: one that was closed gets none any more, whatever of it still
+    /// comes. Held over the writing and the removing of them, a share of the requests at a time.
+    open: [Mutex<HashSet<RequestId>>; SHARDS],
 }
 
+/// Shares of the requests whose files are written apart from each other.
+const SHARDS: usize = 16;
+
 impl Disk {
+    fn open_of(&self, request: RequestId) -> &Mutex<HashSet<RequestId>> {
+        &self.open[usize::from(request.0[15]) % SHARDS]
+    }
+
+    /// Removes files of requests that the journal does not know: their life ended between the
+    /// closing and the removing, or in the middle of a write.
+    fn sweep(&self) -> Result<(), LogError> {
+        for (request, _) in self.journal.requests().map_err(|e| failed(&e))? {
+            self.open_of(request).lock().insert(request);
+        }
+        for entry in fs::read_dir(&self.requests).map_err(|e| failed(&e))? {
+            let path = entry.map_err(|e| failed(&e))?.path();
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+            let Some((Ok(request), kind)) = name.split_once('.').map(|(r, k)| (r.parse(), k))
+            else {
+                continue;
+            };
+            let known = self.open_of(request).lock().contains(&request);
+            let ours = matches!(
+                kind,
+                "submit" | "checkpoint" | "submit.part" | "checkpoint.part"
+            );
+            if ours && (!known || kind.ends_with(".part")) {
+                // One that stays is looked at again at the next start.
+                let _ = fs::remove_file(&path);
+            }
+        }
+        Ok(())
+    }
+
     fn file(&self, request: RequestId, kind: &str) -> PathBuf {
         self.requests.join(format!("{request}.{kind}"))
     }
@@ -63,7 +108,10 @@ impl Disk {
 
 impl TokenLog for Disk {
     fn open(&self, request: RequestId, owner: &WorkerRef, submit: &[u8]) -> Result<(), LogError> {
+        let mut open = self.open_of(request).lock();
         self.write(request, "submit", submit)?;
+        open.insert(request);
+        drop(open);
         let begun = self.journal.raise_floor(request, OwnerEpoch(1), owner);
         begun.map(drop).map_err(|e| failed(&e))
     }
@@ -100,7 +148,12 @@ impl TokenLog for Disk {
     }
 
     fn checkpoint(&self, request: RequestId, bytes: &[u8]) -> Result<(), LogError> {
-        self.write(request, "checkpoint", bytes)
+        let open = self.open_of(request).lock();
+        match open.contains(&request) {
+            true => self.write(request, "checkpoint", bytes),
+            // It was under way when the request ended.
+            false => Ok(()),
+        }
     }
 
     fn delivered(&self, request: RequestId, through: u64) {
@@ -140,6 +193,8 @@ impl TokenLog for Disk {
 
     fn close(&self, request: RequestId) -> Result<(), LogError> {
         self.journal.forget(request).map_err(|e| failed(&e))?;
+        let mut open = self.open_of(request).lock();
+        open.remove(&request);
         for kind in ["submit", "checkpoint"] {
             // One that is not there was never written.
             let _ = fs::remove_file(self.file(request, kind));
@@ -172,6 +227,45 @@ mod tests {
         log.open(RequestId([2; 16]), &owner, b"ask").unwrap();
         let names = fs::read_dir(&requests).unwrap().count();
         assert_eq!(names, 1, "something of the failed write is left");
+    }
+
+    #[test]
+    fn an_ended_request_leaves_no_file_whatever_comes_late_and_whenever_its_gateway_dies() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = WorkerRef {
+            id: WorkerId::new("w0").unwrap(),
+            incarnation: Incarnation(1),
+        };
+        let requests = dir.path().join("requests");
+        let files = || {
+            let mut names: Vec<String> = fs::read_dir(&requests)
+                .unwrap()
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let (over, live) = (RequestId([3; 16]), RequestId([4; 16]));
+        let log = open_log(dir.path()).unwrap();
+        for request in [over, live] {
+            log.open(request, &owner, b"ask").unwrap();
+            log.checkpoint(request, b"state").unwrap();
+        }
+        let kept = [format!("{live}.checkpoint"), format!("{live}.submit")];
+        log.close(over).unwrap();
+        log.checkpoint(over, b"late").unwrap();
+        assert_eq!(files(), kept);
+        drop(log);
+        // A life that ended between the journal's word and the removing, or while it wrote.
+        fs::write(requests.join(format!("{over}.checkpoint")), b"x").unwrap();
+        fs::write(requests.join(format!("{live}.checkpoint.part")), b"x").unwrap();
+        fs::write(requests.join("somebody's"), b"x").unwrap();
+        let log = open_log(dir.path()).unwrap();
+        let theirs = [&kept[..], &["somebody's".to_owned()]].concat();
+        assert_eq!(files(), theirs);
+        assert_eq!(log.left_open().unwrap().len(), 1);
+        log.checkpoint(live, b"again").unwrap();
+        assert_eq!(fs::read(requests.join(&kept[0])).unwrap(), b"again");
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod hub;
 pub mod image;
 mod inbox;
 mod journal;
+pub mod listen;
 pub mod log;
 pub mod metrics;
 pub mod openai;

@@ -91,6 +91,23 @@ impl ApiError {
         }
     }
 
+    /// The client's own mistake in HTTP itself, under that status.
+    pub fn of_http(status: u16, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            class: "invalid_request_error",
+            param: None,
+            code: match status {
+                405 => "method_not_allowed",
+                408 => "request_timeout",
+                413 => "body_too_long",
+                414 => "uri_too_long",
+                _ => "bad_request",
+            },
+        }
+    }
+
     /// Ours.
     pub fn internal(message: impl Into<String>) -> Self {
         Self {
@@ -238,6 +255,53 @@ struct Body {
     response_format: Option<ResponseFormat>,
     /// 32 hexadecimal digits; equal ids are the same request, so a client may retry safely.
     request_id: Option<String>,
+    /// Everything else: ignored, but for what would change the answer.
+    #[serde(flatten)]
+    rest: std::collections::BTreeMap<String, Value>,
+}
+
+/// Fields that other servers know and that change what is answered: a client that sends one must not
+/// get something else silently.
+const NOT_SERVED: [&str; 27] = [
+    "suffix",
+    "grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "tools",
+    "functions",
+    "function_call",
+    "top_logprobs",
+    "prompt_logprobs",
+    "use_beam_search",
+    "best_of_n",
+    "length_penalty",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "typical_p",
+    "mirostat",
+    "prediction",
+    "audio",
+    "chat_template",
+];
+
+/// Whether a field's value asks for nothing.
+fn asks_nothing(v: &Value) -> bool {
+    match v {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(a) => a.is_empty(),
+        Value::Object(o) => o.is_empty(),
+        Value::String(s) => s.is_empty(),
+        Value::Number(n) => n.as_f64() == Some(0.0),
+        Value::Bool(true) => false,
+    }
 }
 
 /// One request, read and within bounds.
@@ -334,6 +398,21 @@ fn refuse_unsupported(body: &Body) -> Result<(), ApiError> {
             "one choice a request is served: send n requests",
         ));
     }
+    for name in NOT_SERVED {
+        // One is the neutral value of these.
+        let neutral =
+            |v: &Value| matches!(name, "length_penalty" | "typical_p") && v.as_f64() == Some(1.0);
+        if body
+            .rest
+            .get(name)
+            .is_some_and(|v| !asks_nothing(v) && !neutral(v))
+        {
+            return Err(ApiError::invalid(
+                name,
+                format!("{name} is not served: leave it out"),
+            ));
+        }
+    }
     if body.echo == Some(true) {
         return Err(ApiError::invalid(
             "echo",
@@ -385,7 +464,7 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
                 .iter()
                 .map(|m| {
                     Ok(v1::ChatMessage {
-                        role: m.role.clone(),
+                        role: role_of(&m.role)?.to_owned(),
                         content: m.content.text()?,
                     })
                 })
@@ -397,6 +476,19 @@ fn prompt_of(surface: Surface, body: &Body) -> Result<v1::Prompt, ApiError> {
         return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
     Ok(v1::Prompt { kind: Some(kind) })
+}
+
+/// The role as models know it.
+fn role_of(role: &str) -> Result<&str, ApiError> {
+    match role {
+        "system" | "user" | "assistant" => Ok(role),
+        // OpenAI's newer name.
+        "developer" => Ok("system"),
+        other => Err(ApiError::invalid(
+            "messages",
+            format!("role {other:?} is not served: system, developer, user or assistant"),
+        )),
+    }
 }
 
 fn check_ranges(body: &Body) -> Result<(), ApiError> {
@@ -461,76 +553,5 @@ fn bias_of(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ask(surface: Surface, v: Value) -> Result<Ask, ApiError> {
-        Ask::parse(surface, v.to_string().as_bytes())
-    }
-
-    #[test]
-    fn a_refusal_names_the_parameter_at_fault() {
-        let base = |k: &str, v: Value| {
-            let mut m = json!({ "prompt": "hi" });
-            m[k] = v;
-            ask(Surface::Completion, m).unwrap_err().param.unwrap()
-        };
-        assert_eq!(base("prompt", json!("")), "prompt");
-        assert_eq!(base("prompt", json!([])), "prompt");
-        assert_eq!(base("n", json!(2)), "n");
-        assert_eq!(base("top_p", json!(1.5)), "top_p");
-        assert_eq!(base("temperature", json!(-1)), "temperature");
-        assert_eq!(base("max_tokens", json!(0)), "max_tokens");
-        assert_eq!(base("stop", json!([""])), "stop");
-        assert_eq!(base("logit_bias", json!({ "x": 1.0 })), "logit_bias");
-        assert_eq!(base("request_id", json!("12")), "request_id");
-        assert_eq!(
-            base("response_format", json!({ "type": "xml" })),
-            "response_format"
-        );
-        assert_eq!(
-            ask(Surface::Chat, json!({})).unwrap_err().param,
-            Some("messages")
-        );
-        assert_eq!(
-            Ask::parse(Surface::Chat, b"{").unwrap_err().code,
-            "invalid_json"
-        );
-    }
-
-    #[test]
-    fn a_retry_is_told_from_another_request_under_the_same_id() {
-        let of = |v: Value| ask(Surface::Completion, v).unwrap().fingerprint();
-        let first = of(json!({ "prompt": "hi", "max_tokens": 5, "seed": 1 }));
-        let again = json!({ "prompt": "hi", "max_tokens": 5, "seed": 1, "stream": true });
-        assert_eq!(of(again), first, "how it is answered is no part of it");
-        for other in [
-            json!({ "prompt": "bye", "max_tokens": 5, "seed": 1 }),
-            json!({ "prompt": "hi", "max_tokens": 6, "seed": 1 }),
-            json!({ "prompt": "hi", "max_tokens": 5, "seed": 2 }),
-            json!({ "prompt": "hi", "max_tokens": 5, "seed": 1, "model": "m" }),
-        ] {
-            assert_ne!(of(other), first);
-        }
-    }
-
-    #[test]
-    fn both_surfaces_read_what_openai_clients_send() {
-        let a = ask(
-            Surface::Completion,
-            json!({ "model": "m", "prompt": [1, 2, 3], "stream": true, "stop": "\n", "seed": 7,
-                    "stream_options": { "include_usage": true }, "unknown": {} }),
-        )
-        .unwrap();
-        assert!(a.stream && a.include_usage);
-        assert_eq!(a.sampling.stop, ["\n"]);
-        assert_eq!(a.sampling.max_tokens, DEFAULT_MAX_TOKENS);
-        let c = ask(
-            Surface::Chat,
-            json!({ "messages": [{ "role": "user", "content": "hi" }], "max_completion_tokens": 5 }),
-        )
-        .unwrap();
-        assert_eq!(c.sampling.max_tokens, 5);
-        assert!(matches!(c.prompt.kind, Some(v1::prompt::Kind::Chat(_))));
-    }
-}
+#[path = "openai_tests.rs"]
+mod tests;

@@ -115,6 +115,9 @@ pub trait MetaStore: Send + Sync {
         let _ = (key, deadline);
         Ok(())
     }
+
+    /// Gives up what is kept ready and was not needed for a while; asked for every second or so.
+    fn tidy(&self) {}
 }
 
 #[cfg(test)]

@@ -51,8 +51,11 @@ struct Idle {
     conn: FramedConn,
     out: Writer,
     next_id: u64,
+    used: Instant,
 }
 
+/// A connection kept beside another one is closed when it was not used for this long.
+const SURPLUS: Duration = Duration::from_secs(2);
 /// Pause between attempts to connect.
 const BACKOFF: Duration = Duration::from_millis(5);
 
@@ -89,6 +92,7 @@ impl RemoteStore {
             conn,
             out: Writer(Vec::with_capacity(4096)),
             next_id: 1,
+            used: Instant::now(),
         })
     }
 
@@ -101,6 +105,17 @@ impl RemoteStore {
                 return Some(idle);
             }
         }
+    }
+
+    /// Closes what a burst of calls left open, but for the connection used last.
+    fn close_surplus(&self, now: Instant) {
+        let mut kept = self.idle.lock();
+        // Taken from the end and put back there: the one used last is the last.
+        let mut others = kept.len();
+        kept.retain(|idle| {
+            others = others.saturating_sub(1);
+            others == 0 || now.saturating_duration_since(idle.used) < SURPLUS
+        });
     }
 
     /// One request and its answer. Fails as `NotAsked` only if repeating is safe.
@@ -121,6 +136,7 @@ impl RemoteStore {
             };
             match self.exchange(&mut idle, request, deadline) {
                 Ok(answer) => {
+                    idle.used = Instant::now();
                     let mut kept = self.idle.lock();
                     if kept.len() < self.options.keep {
                         kept.push(idle);
@@ -202,6 +218,10 @@ fn unexpected<T>(answer: &Answer) -> Result<T, StoreError> {
 }
 
 impl MetaStore for RemoteStore {
+    fn tidy(&self) {
+        self.close_surplus(Instant::now());
+    }
+
     fn get(&self, key: &str, deadline: Instant) -> Result<Option<Versioned>, StoreError> {
         check_key(key)?;
         match self.ask(&Request::Get { key }, deadline)? {
@@ -320,5 +340,32 @@ impl MetaStore for RemoteStore {
             Answer::KeptAwake => Ok(()),
             other => unexpected(&other),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metastore::{EmbeddedOptions, EmbeddedStore, ServerOptions, StoreServer};
+    use std::sync::Arc;
+
+    #[test]
+    fn connections_that_a_burst_left_open_are_closed_but_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(dir.path().join("s"), EmbeddedOptions::default()).unwrap();
+        let at = Endpoint::unix(dir.path().join("store.sock")).unwrap();
+        let server = StoreServer::start(Arc::new(store), &at, ServerOptions::default()).unwrap();
+        let remote = RemoteStore::new(server.endpoint().clone(), RemoteOptions::default());
+        let soon = || Instant::now() + Duration::from_secs(20);
+        let open: Vec<Idle> = (0..3).map(|_| remote.connect(soon()).unwrap()).collect();
+        remote.idle.lock().extend(open);
+        remote.get("a", soon()).unwrap();
+        remote.tidy();
+        assert_eq!(remote.idle.lock().len(), 3, "some are in use still");
+        remote.close_surplus(Instant::now() + SURPLUS);
+        assert_eq!(remote.idle.lock().len(), 1);
+        remote.get("a", soon()).unwrap();
+        remote.close_surplus(Instant::now() + SURPLUS);
+        assert_eq!(remote.idle.lock().len(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! The bulk paths of a worker, and the faults that can be injected into them.
 
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +51,16 @@ impl Tap for Faulty {
     }
 }
 
+fn shm_socket(id: &WorkerId, dir: &FilePath) -> PathBuf {
+    dir.join(format!("{id}.shm.sock"))
+}
+
+/// Removes the socket of a worker that ends. Its transport may live on in threads that are cut off
+/// with the process.
+pub fn remove_socket(id: &WorkerId, dir: &FilePath) {
+    let _ = std::fs::remove_file(shm_socket(id, dir));
+}
+
 /// Opens every path there is. Without an injected fault there is no tap, and nothing is copied for
 /// one.
 pub fn open(
@@ -81,7 +91,7 @@ pub fn open(
     })?;
     let shm = ShmTransport::bind(ShmOptions {
         tap: tap(),
-        ..ShmOptions::at(dir.join(format!("{id}.shm.sock")))
+        ..ShmOptions::at(shm_socket(id, dir))
     })?;
     let local = LocalTransport::bind(id.as_str(), tap(), None)?;
     Ok(vec![Arc::new(local), Arc::new(shm), Arc::new(tcp)])

@@ -14,7 +14,7 @@ pub struct Load {
     pub blocks_total: u64,
     /// Blocks free.
     pub blocks_free: u64,
-    /// Blocks that the prefix cache holds.
+    /// Blocks that the prefix cache alone holds, given up when somebody needs them.
     pub blocks_cached: u64,
     /// Bytes that will never be used again.
     pub quarantined_bytes: u64,

@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
@@ -78,6 +78,34 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 pub struct Server {
     listener: Listener,
     endpoint: Endpoint,
+    file: Option<SocketFile>,
+}
+
+/// A socket's file, removed with it; one that another process has put in its place stays.
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            inode: inode(path)?,
+        })
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|now| now == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Server {
@@ -94,6 +122,7 @@ impl Server {
                 Ok(Self {
                     listener: Listener::Unix(listener),
                     endpoint: endpoint.clone(),
+                    file: Some(SocketFile::of(path).map_err(bind)?),
                 })
             }
             Endpoint::Tcp(addr) if !addr.ip().is_loopback() && !beyond_loopback => {
@@ -105,6 +134,7 @@ impl Server {
                 Ok(Self {
                     listener: Listener::Tcp(listener),
                     endpoint: Endpoint::Tcp(local),
+                    file: None,
                 })
             }
         }
@@ -122,6 +152,8 @@ impl Server {
         stop: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
         let endpoint = self.endpoint;
+        // Removed when this ends, or is aborted.
+        let _file = self.file;
         let router = tonic::transport::Server::builder()
             .tcp_nodelay(true)
             .add_routes(routes);
@@ -157,6 +189,8 @@ mod tests {
         let refused = Server::bind(&endpoint, false).await.err().unwrap();
         assert!(matches!(refused, ServeError::Bind { .. }), "{refused}");
         drop(living);
+        assert!(!path.exists(), "its file outlives the listener");
+        std::fs::write(&path, b"").unwrap();
         // Something that is no socket is nobody's to remove.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, b"mine").unwrap();

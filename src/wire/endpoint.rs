@@ -214,3 +214,88 @@ impl From<SocketAddr> for Endpoint {
         Self::Tcp(addr)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_survive_text() {
+        for text in [
+            "tcp://127.0.0.1:1234",
+            "tcp://[::1]:1234",
+            "tcp://[2605:340:cd51::1]:7000",
+            "tcp://[fe80::1%3]:7000",
+            "unix:///run/moonlive.sock",
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn an_ipv6_address_is_never_read_as_host_and_port() {
+        for bare in [
+            "2605:340:cd51::1",
+            "::1",
+            "::1:80",
+            "2605:340:cd51::1:9",
+            "1:2:3:4:5:6:7:8:9000",
+        ] {
+            let got = format!("tcp://{bare}").parse::<Endpoint>();
+            assert_eq!(
+                got,
+                Err(EndpointError::Ipv6Brackets {
+                    text: bare.to_owned()
+                }),
+                "{bare}"
+            );
+        }
+    }
+
+    #[test]
+    fn endpoint_errors_are_typed() {
+        let kind = |text: &str| text.parse::<Endpoint>().unwrap_err();
+        assert!(matches!(kind("http://x:1"), EndpointError::Scheme { .. }));
+        assert!(matches!(kind("127.0.0.1:1"), EndpointError::Scheme { .. }));
+        assert!(matches!(
+            kind("tcp://127.0.0.1"),
+            EndpointError::PortMissing { .. }
+        ));
+        assert!(matches!(
+            kind("tcp://[::1]"),
+            EndpointError::PortMissing { .. }
+        ));
+        assert!(matches!(
+            kind("tcp://[::1"),
+            EndpointError::Ipv6Brackets { .. }
+        ));
+        for port in ["65536", "+80", "", " 80", "-1", "8a"] {
+            let got = kind(&format!("tcp://127.0.0.1:{port}"));
+            assert!(matches!(got, EndpointError::Port { .. }), "{port}: {got:?}");
+        }
+        assert!(matches!(
+            kind("tcp://host.example:80"),
+            EndpointError::Address { .. }
+        ));
+        assert!(matches!(
+            kind("tcp://1.2.3:80"),
+            EndpointError::Address { .. }
+        ));
+        assert!(matches!(
+            kind("tcp://[host]:80"),
+            EndpointError::Address { .. }
+        ));
+        assert!(matches!(
+            kind("unix://relative"),
+            EndpointError::PathNotAbsolute { .. }
+        ));
+        let long = format!("unix:///{}", "x".repeat(107));
+        assert_eq!(kind(&long), EndpointError::Path { len: 108 });
+        assert!(matches!(kind("unix:///a\0b"), EndpointError::Path { .. }));
+        assert!(Endpoint::resolve("tcp://localhost:80").unwrap()[0].is_local());
+        assert!(matches!(
+            Endpoint::resolve("tcp://no.such.host.invalid:80"),
+            Err(EndpointError::Resolve { .. })
+        ));
+    }
+}

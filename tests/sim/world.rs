@@ -7,65 +7,26 @@ use super::coords::Coord;
 use super::cover::Coverage;
 use super::data::Payloads;
 use super::engine::Engine;
+pub use super::event::Ev;
+use super::event::Item;
 use super::faults::Faults;
 use super::gateway::Gateway;
 use super::oracle::Oracle;
+pub use super::party::{COORDS, Mach, Party, WORKERS};
 use super::rng::{Rng, mix};
-use super::store::{Reply, Request, Store};
+use super::store::{Reply, Store};
 use super::truth::Truth;
 use moonlivekv::id::{Incarnation, RequestId, WorkerId, WorkerRef};
 use moonlivekv::migrate::destination::Destination;
-use moonlivekv::migrate::io::{Op, Payload, Peer, Step, Timer};
+use moonlivekv::migrate::io::{Op, Step, Timer};
 use moonlivekv::migrate::limits::Limits;
-use moonlivekv::migrate::msg::Msg;
 use moonlivekv::migrate::recovery::Rebuilder;
 use moonlivekv::migrate::source::Source;
 use moonlivekv::migrate::{destination, recovery, source};
 use moonlivekv::route::{RoutePhase, RouteRecord};
 
-pub const WORKERS: usize = 3;
-pub const COORDS: usize = 2;
 pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
-
-/// A process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Party {
-    W(usize),
-    C(usize),
-    G,
-    S,
-}
-
-impl Party {
-    pub fn index(self) -> usize {
-        match self {
-            Party::W(i) => i,
-            Party::C(i) => WORKERS + i,
-            Party::G => WORKERS + COORDS,
-            Party::S => WORKERS + COORDS + 1,
-        }
-    }
-
-    pub fn all() -> impl Iterator<Item = Party> {
-        (0..WORKERS)
-            .map(Party::W)
-            .chain((0..COORDS).map(Party::C))
-            .chain([Party::G, Party::S])
-    }
-}
-
-/// A machine within a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mach {
-    Src,
-    Dst,
-    Reb,
-    Coord,
-    Acc,
-    /// The operator's `watch`: reads, no machine.
-    Watch,
-}
 
 /// One life of a process.
 #[derive(Clone, Debug)]
@@ -78,150 +39,6 @@ pub struct Proc {
     clock_rate: u64,
     pub timers: Vec<(Mach, Timer, u64)>,
     pub asked: Vec<(Mach, Op)>,
-}
-
-#[derive(Clone, Debug)]
-pub enum Ev {
-    Msg {
-        to: Party,
-        from: Peer,
-        msg: Msg,
-        payload: Payload,
-    },
-    Beat {
-        to: Party,
-        worker: usize,
-        life: u64,
-    },
-    Ask {
-        from: Party,
-        life: u64,
-        mach: Mach,
-        op: Op,
-        request: Request,
-    },
-    Answer {
-        to: Party,
-        life: u64,
-        mach: Mach,
-        op: Op,
-        reply: Reply,
-    },
-    AskTimeout {
-        to: Party,
-        life: u64,
-        mach: Mach,
-        op: Op,
-    },
-    Timer {
-        at: Party,
-        life: u64,
-        mach: Mach,
-        timer: Timer,
-        number: u64,
-    },
-    SrcOp {
-        w: usize,
-        life: u64,
-        what: source::Do,
-    },
-    DstOp {
-        w: usize,
-        life: u64,
-        what: destination::Do,
-    },
-    RebOp {
-        w: usize,
-        life: u64,
-        what: recovery::Do,
-    },
-    SrcTell {
-        w: usize,
-        life: u64,
-        done: source::Done,
-    },
-    DstTell {
-        w: usize,
-        life: u64,
-        done: destination::Done,
-    },
-    Chunk {
-        w: usize,
-        life: u64,
-        op: Op,
-        n: usize,
-        late: Option<(usize, u32)>,
-    },
-    PullEnd {
-        w: usize,
-        life: u64,
-        op: Op,
-    },
-    StepBegin {
-        w: usize,
-        life: u64,
-        owner_epoch: u64,
-    },
-    StepEnd {
-        w: usize,
-        life: u64,
-        owner_epoch: u64,
-    },
-    ResendTokens {
-        w: usize,
-        life: u64,
-    },
-    BeatTick {
-        w: usize,
-        life: u64,
-    },
-    WatchTick {
-        c: usize,
-        life: u64,
-    },
-    Journal {
-        life: u64,
-    },
-    Supervise {
-        life: u64,
-    },
-    Restart {
-        party: Party,
-    },
-    Pause {
-        party: Party,
-        ns: u64,
-    },
-    Script {
-        c: usize,
-    },
-    CancelCoord {
-        c: usize,
-    },
-    Suspect {
-        target: usize,
-    },
-    Hangup,
-    Heal,
-}
-
-struct Item(Reverse<(u64, u64)>, Ev);
-
-impl PartialEq for Item {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-impl Eq for Item {}
-impl PartialOrd for Item {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Item {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
 }
 
 /// A worker process.

@@ -89,11 +89,17 @@ fn event_line(event: &v1::MigrationEvent, json: bool) -> String {
     line
 }
 
+/// The cause of a migration that came too late.
+const ENDED: &str = "request-ended";
+
 /// What to do about a migration that did not happen.
 fn remedy(cause: &str) -> &'static str {
     match cause {
+        ENDED => "there is nothing to move any more; `moonlive status` lists what still runs",
+
         "no-such-request" => "`moonlive status` lists the requests under way",
         "nothing-to-do" => "it runs there already, or has ended",
+        "being-recovered" => "its worker died: try again when it decodes on another one",
         "no-space" => "the destination's pool is full: name another worker, or wait",
         "profile-mismatch" => "the destination serves another model or computes otherwise",
         "timeout" => "the request stays where it is: try again with a longer --deadline",
@@ -128,9 +134,12 @@ pub fn migrate(args: MigrateArgs, json: bool) -> anyhow::Result<()> {
                 if report.migrated {
                     return Ok(());
                 }
-                let text = format!("not migrated: {}; {}", report.cause, remedy(&report.cause));
+                let text = match report.cause.as_str() {
+                    ENDED => format!("request {} has ended: {}", args.request, remedy(ENDED)),
+                    cause => format!("not migrated: {cause}; {}", remedy(cause)),
+                };
                 let code = match report.cause.as_str() {
-                    "no-such-request" => Code::Caller,
+                    "no-such-request" | ENDED => Code::Caller,
                     cause if cause.starts_with("refused") => Code::Caller,
                     "page-mismatch" | "set-mismatch" | "control-mismatch" => Code::Integrity,
                     "timeout" => Code::Deadline,
@@ -257,6 +266,7 @@ fn status_json(
                 "id": e.worker.as_ref().map(|w| &w.id), "model": e.model, "ready": e.ready,
                 "requests": e.requests, "reachable": s.is_some(),
                 "blocks_free": s.as_ref().map(|s| s.blocks_free),
+                "blocks_cached": s.as_ref().map(|s| s.blocks_cached),
                 "blocks_total": s.as_ref().map(|s| s.blocks_total),
                 "quarantined_bytes": s.as_ref().map(|s| s.quarantined_bytes),
                 "draining": e.draining || s.as_ref().is_some_and(|s| s.draining),

@@ -6,7 +6,7 @@
 //! therefore kept on the thread that creates it.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::exit::{Code, coded};
 
 /// How long a daemon may take from its start to its readiness line.
 pub const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -29,6 +31,8 @@ pub struct Daemon {
     pub ready: serde_json::Value,
     /// Where its standard error goes.
     pub log: PathBuf,
+    /// Where in that file this life of it begins.
+    log_from: u64,
     child: Child,
 }
 
@@ -88,11 +92,10 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
-    /// The last lines of its log, for an error message.
+    /// The last lines that this life of it has logged, for an error message; a log is kept over
+    /// many.
     pub fn log_tail(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().rev().take(12).collect();
-        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+        log_tail(&self.log, self.log_from)
     }
 }
 
@@ -102,6 +105,22 @@ impl Drop for Daemon {
             self.kill();
         }
     }
+}
+
+/// The last lines of `log` from byte `from` on.
+fn log_tail(log: &Path, from: u64) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(log) {
+        let end = file.metadata().map_or(0, |m| m.len());
+        // Much of a long log is of no use in a message.
+        let from = from.max(end.saturating_sub(64 << 10));
+        let _ = file
+            .seek(SeekFrom::Start(from))
+            .and_then(|_| file.take(64 << 10).read_to_end(&mut bytes));
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().rev().take(12).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
 /// Starts daemons. Not `Send`: see the module's words on the parent's death.
@@ -128,6 +147,7 @@ impl Children {
             .append(true)
             .open(&log)
             .with_context(|| format!("cannot write {}", log.display()))?;
+        let log_from = err.metadata().map_or(0, |m| m.len());
         let mut child = Command::new(exe)
             .args(args)
             .args(["--die-with", &std::process::id().to_string()])
@@ -155,6 +175,7 @@ impl Children {
             name: name.to_owned(),
             ready: serde_json::Value::Null,
             log,
+            log_from,
             child,
         };
         Ok(Starting {
@@ -179,22 +200,42 @@ impl Starting {
         let name = self.daemon.name.clone();
         let line = match self.rx.recv_timeout(left) {
             Ok(line) => line,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!(
-                    "{name} was not ready in {START_DEADLINE:?}; its log ends:\n{}",
-                    self.daemon.log_tail()
-                )
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                bail!(
-                    "{name} ended before it was ready; its log ends:\n{}",
-                    self.daemon.log_tail()
-                )
-            }
+            Err(why) => return Err(self.not_ready(why)),
         };
         self.daemon.ready = serde_json::from_str(&line)
             .with_context(|| format!("{name} said {line:?} where a JSON object was due"))?;
         Ok(self.daemon)
+    }
+}
+
+impl Starting {
+    /// Why it will not serve, with what it said itself: its own exit status is ours.
+    fn not_ready(&mut self, why: mpsc::RecvTimeoutError) -> anyhow::Error {
+        let daemon = &mut self.daemon;
+        let (name, log) = (daemon.name.clone(), daemon.log.display().to_string());
+        if why == mpsc::RecvTimeoutError::Timeout {
+            let text = format!(
+                "{name} was not ready in {START_DEADLINE:?}; log: {log}; it ends:\n{}",
+                daemon.log_tail()
+            );
+            return coded(Code::Deadline, text);
+        }
+        // It closed its standard output: its end is a moment away.
+        let end = Instant::now() + STOP_DEADLINE;
+        let status = loop {
+            match daemon.ended() {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+                ended => break ended,
+            }
+        };
+        let tail = daemon.log_tail();
+        let last = tail.lines().last().unwrap_or_default();
+        let code = status.map_or(Code::PeerLost, Code::of_child);
+        let text = match last.strip_prefix("moonlive: ") {
+            Some(said) => format!("{name} cannot start: {said}"),
+            None => format!("{name} ended before it was ready; log: {log}; it ends:\n{tail}"),
+        };
+        coded(code, text)
     }
 }
 
@@ -215,4 +256,28 @@ pub fn say_ready(fields: serde_json::Value) {
     let mut out = std::io::stdout().lock();
     // A parent that does not listen is no reason to stop serving.
     let _ = writeln!(out, "{fields}").and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_quoted_of_a_log_is_of_this_life_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("w0.log");
+        std::fs::write(&log, "old 1\nold 2\n").unwrap();
+        let from = std::fs::metadata(&log).unwrap().len();
+        assert_eq!(log_tail(&log, from), "");
+        let mut file = File::options().append(true).open(&log).unwrap();
+        for n in 0..20 {
+            writeln!(file, "new {n}").unwrap();
+        }
+        let tail = log_tail(&log, from);
+        assert_eq!(tail.lines().count(), 12);
+        assert!(
+            tail.starts_with("new 8\n") && tail.ends_with("new 19"),
+            "{tail}"
+        );
+    }
 }

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
 /// Live-migrates LLM requests while they are being decoded, verified before the route flips.
 #[derive(Debug, Parser)]
 #[command(
     name = "moonlive",
     version,
-    after_help = "Start here:\n  moonlive demo                 watch one request move, on this machine, in under a minute\n  moonlive up --dir /tmp/ml     two workers, a coordinator and a gateway to play with\n  moonlive status --dir /tmp/ml\n\nExit status: 0 done, 1 the check failed, 2 wrong arguments, 3 a daemon is gone, 4 nothing was done\nand nothing was lost, 5 a deadline passed, 6 bytes differed, 7 not possible here, 70 our bug."
+    after_help = "Start here:\n  moonlive demo                 watch one request move, on this machine, in under a minute\n  moonlive up --dir /tmp/ml     two workers, a coordinator and a gateway to play with\n  moonlive status --dir /tmp/ml\n\nExit status: 0 done; 1 the check failed; 2 wrong arguments: a flag, a path, an address, a name; 3 a daemon is\ngone; 4 nothing was done and nothing was lost: try again; 5 a deadline passed; 6 bytes differed; 7 not possible\nhere: this file, machine or build; 70 our bug."
 )]
 pub struct Cli {
     /// Write for a machine: one JSON object a line; the last line is the summary.
@@ -146,14 +146,32 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .unwrap_or(text.len());
     let bad = || format!("{text:?} is not a duration: write 250ms, 30s or 2m");
     let n: u64 = text[..split].parse().map_err(|_| bad())?;
-    match &text[split..] {
-        "us" => Ok(Duration::from_micros(n)),
-        "ms" => Ok(Duration::from_millis(n)),
-        "s" | "" => Ok(Duration::from_secs(n)),
-        "m" => n.checked_mul(60).map(Duration::from_secs).ok_or_else(bad),
-        _ => Err(bad()),
+    let time = match &text[split..] {
+        "us" => Duration::from_micros(n),
+        "ms" => Duration::from_millis(n),
+        "s" | "" => Duration::from_secs(n),
+        "m" => Duration::from_secs(n.checked_mul(60).ok_or_else(bad)?),
+        _ => return Err(bad()),
+    };
+    at_most(time, LONGEST, text)
+}
+
+/// Parses the least time of a decode step: an engine notices nothing, its end included, meanwhile.
+pub fn pace(text: &str) -> Result<Duration, String> {
+    at_most(duration(text)?, SLOWEST, text)
+}
+
+fn at_most(time: Duration, most: Duration, text: &str) -> Result<Duration, String> {
+    match time > most {
+        true => Err(format!("{text:?} is too long: at most {}s", most.as_secs())),
+        false => Ok(time),
     }
 }
+
+/// The longest time that any flag takes.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// The longest decode step.
+const SLOWEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
@@ -166,10 +184,10 @@ pub struct UpArgs {
     #[command(flatten)]
     pub listening: ListenArgs,
     /// A decode step begins at least this long after the one before it (testing).
-    #[arg(long, hide = true, value_parser = duration, value_name = "TIME")]
+    #[arg(long, hide = true, value_parser = pace, value_name = "TIME")]
     pub pace: Option<Duration>,
     /// How many workers, named w0, w1, ...
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u16).range(1..=64), value_name = "N")]
     pub workers: u16,
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -186,16 +204,16 @@ pub struct EngineArgs {
     #[arg(long, default_value = "medium", value_name = "SIZE")]
     pub size: String,
     /// Tokens in a block of the engine's paged pool.
-    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 16, value_parser = value_parser!(u32).range(1..=256), value_name = "TOKENS")]
     pub block_tokens: u32,
     /// Blocks in the pool; 0 sizes it for the model.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub blocks: u32,
     /// Threads that compute.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub threads: usize,
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u16).range(1..=256), value_name = "N")]
+    pub threads: u16,
     /// Least time of a decode step of a model without arithmetic.
-    #[arg(long, default_value = "8ms", value_parser = duration, value_name = "TIME")]
+    #[arg(long, default_value = "8ms", value_parser = pace, value_name = "TIME")]
     pub step_time: Duration,
 }
 
@@ -225,7 +243,7 @@ pub struct WorkerArgs {
     #[command(flatten)]
     pub child: ChildArgs,
     /// A decode step begins at least this long after the one before it (testing).
-    #[arg(long, hide = true, default_value = "0s", value_parser = duration, value_name = "TIME")]
+    #[arg(long, hide = true, default_value = "0s", value_parser = pace, value_name = "TIME")]
     pub pace: Duration,
     /// Write KV and control state of each request at this output token (testing).
     #[arg(long, hide = true, value_name = "SEQ")]
@@ -388,7 +406,7 @@ pub enum InjectKind {
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// Migrations that must begin before it ends.
-    #[arg(long, default_value_t = 2000, value_name = "N")]
+    #[arg(long, default_value_t = 2000, value_parser = value_parser!(u64).range(1..=1_000_000), value_name = "N")]
     pub migrations: u64,
     /// Draws requests, migrations and faults.
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -406,7 +424,7 @@ pub struct SoakArgs {
     #[arg(long, default_value = "tiny", value_name = "SIZE")]
     pub size: String,
     /// Least time of a decode step.
-    #[arg(long, default_value = "2ms", value_parser = duration, value_name = "TIME")]
+    #[arg(long, default_value = "2ms", value_parser = pace, value_name = "TIME")]
     pub pace: Duration,
     /// Keep the daemons' logs and what fired here.
     #[arg(long, value_name = "DIR")]
@@ -422,13 +440,14 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub requests: u32,
     /// Prompt length of each request.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 512, value_parser = value_parser!(u32).range(1..=1 << 20), value_name = "TOKENS")]
     pub context: u32,
     /// Output tokens of each request; default 200, or 800 with --inject.
     #[arg(
         long,
         default_value_t = 0,
         hide_default_value = true,
+        value_parser = value_parser!(u32).range(0..=1 << 20),
         value_name = "TOKENS"
     )]
     pub output: u32,
@@ -449,7 +468,7 @@ pub struct DemoArgs {
     pub prompt: Option<String>,
     /// Let the migrated run decode no faster than one step in this time, so that a small model's stream
     /// outlasts the making good of a fault.
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    #[arg(long, value_parser = pace, value_name = "TIME")]
     pub pace: Option<Duration>,
     /// Keep transcripts, KV and control dumps, logs here.
     #[arg(long, value_name = "DIR")]
@@ -462,4 +481,26 @@ pub struct DemoArgs {
     /// Flip one output token of the migrated run, to see PASS turn into FAIL (testing).
     #[arg(long, hide = true, value_name = "SEQ")]
     pub flip_output_token: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_unit_and_bounded() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("86400"), Ok(Duration::from_secs(86_400)));
+        for bad in ["", "soon", "1h", "-1s", "86401s", "18446744073709551615m"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        assert!(pace("1s").is_ok() && pace("1001ms").is_err());
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
 }

@@ -280,6 +280,10 @@ impl Cluster {
         if !self.gateway.stop(STOP_DEADLINE) {
             unclean.push("gateway".to_owned());
         }
+        if unclean.is_empty() {
+            // It would send whoever reads it to daemons that are no more.
+            let _ = std::fs::remove_file(self.dir.join(FILE));
+        }
         unclean
     }
 
@@ -289,7 +293,12 @@ impl Cluster {
         let tell =
             |d: &Daemon, status| format!("{} ended ({status}); log: {}", d.name, d.log.display());
         if let Some(status) = self.gateway.ended() {
-            anyhow::bail!("{}", tell(&self.gateway, status));
+            let remedy = format!(
+                "start it again: `moonlive up --dir {}` takes up the requests of its journal",
+                self.dir.display()
+            );
+            let text = format!("{}; {remedy}", tell(&self.gateway, status));
+            return Err(coded(Code::PeerLost, text));
         }
         if let Some(status) = self.coordinator.ended() {
             say(tell(&self.coordinator, status) + "; starting another");

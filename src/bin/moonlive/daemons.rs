@@ -122,10 +122,13 @@ fn recovery_limits() -> Limits {
     }
 }
 
-fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    dir.canonicalize()
-        .with_context(|| format!("cannot use {}", dir.display()))
+/// The directory of `--dir`, there and whole.
+pub fn directory(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
+    let made = std::fs::create_dir_all(dir).and_then(|()| dir.canonicalize());
+    made.with_context(|| {
+        let remedy = "name a directory, there or not, in which files can be created";
+        format!("--dir {}: {remedy}", dir.display())
+    })
 }
 
 /// The engine's configuration from the command line.
@@ -157,7 +160,7 @@ pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
     if args.blocks > 0 {
         config.blocks = args.blocks;
     }
-    config.threads = args.threads;
+    config.threads = usize::from(args.threads);
     config.shared_memory = true;
     config.prefault = true;
     Ok(config)
@@ -166,6 +169,16 @@ pub fn engine_config(args: &EngineArgs) -> anyhow::Result<EngineConfig> {
 fn fault(child: &ChildArgs) -> anyhow::Result<Option<moonlivekv::node::faults::Plan>> {
     let parse = |s: &String| s.parse().map_err(|e| coded(Code::Caller, e));
     child.inject.as_ref().map(parse).transpose()
+}
+
+/// A daemon's name, which is part of file names.
+fn name_of(id: &str) -> anyhow::Result<WorkerId> {
+    WorkerId::new(id.to_owned()).map_err(|e| coded(Code::Caller, format!("--id {id:?}: {e}")))
+}
+
+fn endpoint(flag: &str, text: &str) -> anyhow::Result<moonlivekv::wire::Endpoint> {
+    let parsed: Result<_, moonlivekv::wire::EndpointError> = text.parse();
+    parsed.with_context(|| flag.to_owned())
 }
 
 fn page_of(at: std::net::SocketAddr) -> String {
@@ -186,12 +199,12 @@ pub fn worker(args: WorkerArgs) -> anyhow::Result<()> {
             // Another order of blocks in each worker, so that no test passes by equal block ids.
             engine.block_shuffle_seed = id.bytes().fold(7, |h, b| h * 31 + u64::from(b));
             let config = worker::Config {
-                id: WorkerId::new(id.clone()).map_err(|e| coded(Code::Caller, e.to_string()))?,
+                id: name_of(id)?,
                 dir: dir.clone(),
                 listen,
                 metrics: args.metrics.metrics,
-                gateway: args.gateway.parse()?,
-                store: args.store.parse()?,
+                gateway: endpoint("--gateway", &args.gateway)?,
+                store: endpoint("--store", &args.store)?,
                 engine,
                 limits: limits(),
                 fault: fault(&args.child)?,
@@ -246,11 +259,11 @@ pub fn coordinator(args: CoordinatorArgs) -> anyhow::Result<()> {
     runtime.block_on(async {
         let mut signals = Signals::new()?;
         let config = coordinator::Config {
-            id: args.id.clone(),
+            id: name_of(&args.id)?.to_string(),
             dir,
             listen,
             metrics: args.metrics.metrics,
-            store: args.store.parse()?,
+            store: endpoint("--store", &args.store)?,
             limits: limits(),
             fault: fault(&args.child)?,
             open_to_faults: args.child.open_to_faults,

@@ -27,6 +27,25 @@ pub enum Code {
     Bug = 70,
 }
 
+impl Code {
+    /// What a child of ours ended with, where it is one of these.
+    pub fn of_child(status: std::process::ExitStatus) -> Self {
+        let all = [
+            Self::Fail,
+            Self::Caller,
+            Self::PeerLost,
+            Self::Retryable,
+            Self::Deadline,
+            Self::Integrity,
+            Self::Unsupported,
+            Self::Bug,
+        ];
+        let ended = all.into_iter().find(|c| status.code() == Some(*c as i32));
+        // Killed, or ended by something that is not ours.
+        ended.unwrap_or(Self::PeerLost)
+    }
+}
+
 impl From<Code> for ExitCode {
     fn from(code: Code) -> Self {
         ExitCode::from(code as u8)
@@ -65,29 +84,70 @@ pub fn coded(code: Code, text: impl Into<String>) -> anyhow::Error {
     .into()
 }
 
+/// The code of the first error in the chain that knows one. What the system refuses is never our
+/// bug: the argument that named it is wrong, or it may go another time.
 fn code_of(error: &anyhow::Error) -> Code {
-    if let Some(coded) = error.downcast_ref::<Coded>() {
-        return coded.code;
-    }
-    if let Some(e) = error.downcast_ref::<moonlivekv::rpc::DialError>() {
-        return e.kind().into();
-    }
-    if let Some(e) = error.downcast_ref::<moonlivekv::rpc::ServeError>() {
-        return e.kind().into();
-    }
-    if let Some(status) = error.downcast_ref::<tonic::Status>() {
-        use tonic::Code as T;
-        return match status.code() {
-            T::NotFound | T::InvalidArgument | T::AlreadyExists | T::OutOfRange => Code::Caller,
-            T::DeadlineExceeded => Code::Deadline,
-            T::Unimplemented => Code::Unsupported,
-            T::DataLoss => Code::Integrity,
-            T::Internal => Code::Bug,
-            T::Unavailable | T::Cancelled => Code::PeerLost,
-            _ => Code::Retryable,
+    error.chain().find_map(known).unwrap_or(Code::Bug)
+}
+
+fn known(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
+    use moonlivekv::{drive, gateway, node, rpc, wire};
+    macro_rules! kinds {
+        ($($of:ty => $kind:expr),* $(,)?) => {
+            $(if let Some(e) = error.downcast_ref::<$of>() {
+                let kind: fn(&$of) -> ErrorKind = $kind;
+                return Some(kind(e).into());
+            })*
         };
     }
-    Code::Bug
+    if let Some(coded) = error.downcast_ref::<Coded>() {
+        return Some(coded.code);
+    }
+    kinds! {
+        rpc::DialError => |e| e.kind(),
+        rpc::ServeError => |e| e.kind(),
+        wire::EndpointError => |e| e.kind(),
+        drive::ListenError => |e| e.kind(),
+        node::worker::StartError => |e| e.kind,
+        node::coordinator::DaemonError => |e| e.kind,
+        gateway::StartError => |e| e.kind,
+        gateway::log::LogError => |_| ErrorKind::Retryable,
+    }
+    if let Some(e) = error.downcast_ref::<std::io::Error>() {
+        return Some(of_io(e.kind()));
+    }
+    let status = error.downcast_ref::<tonic::Status>()?;
+    use tonic::Code as T;
+    Some(match status.code() {
+        T::NotFound | T::InvalidArgument | T::AlreadyExists | T::OutOfRange => Code::Caller,
+        T::DeadlineExceeded => Code::Deadline,
+        T::Unimplemented => Code::Unsupported,
+        T::DataLoss => Code::Integrity,
+        T::Internal => Code::Bug,
+        T::Unavailable | T::Cancelled => Code::PeerLost,
+        _ => Code::Retryable,
+    })
+}
+
+/// What a refusal of the system says about the path or address that somebody named.
+fn of_io(kind: std::io::ErrorKind) -> Code {
+    use std::io::ErrorKind as K;
+    match kind {
+        K::NotFound
+        | K::PermissionDenied
+        | K::AlreadyExists
+        | K::NotADirectory
+        | K::IsADirectory
+        | K::InvalidInput
+        | K::InvalidFilename
+        | K::ReadOnlyFilesystem
+        | K::AddrInUse
+        | K::AddrNotAvailable => Code::Caller,
+        K::Unsupported => Code::Unsupported,
+        K::ConnectionRefused | K::ConnectionReset | K::BrokenPipe => Code::PeerLost,
+        K::TimedOut => Code::Deadline,
+        _ => Code::Retryable,
+    }
 }
 
 /// Prints the error on standard error, as one object under `--json`, and returns its exit code.
@@ -107,4 +167,36 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         eprintln!("moonlive: {text}");
     }
     code.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_refuses_is_the_callers_or_passing_and_never_our_bug() {
+        use anyhow::Context;
+        use std::io::ErrorKind as K;
+        for (kind, code) in [
+            (K::NotADirectory, Code::Caller),
+            (K::PermissionDenied, Code::Caller),
+            (K::AddrNotAvailable, Code::Caller),
+            (K::StorageFull, Code::Retryable),
+            (K::Other, Code::Retryable),
+        ] {
+            let failed: Result<(), _> = Err(std::io::Error::from(kind));
+            let error = failed.context("cannot create it").unwrap_err();
+            assert_eq!(code_of(&error), code, "{kind:?}");
+        }
+        assert_eq!(code_of(&anyhow::anyhow!("nobody knows")), Code::Bug);
+    }
+
+    #[test]
+    fn an_error_keeps_its_code_under_whatever_was_being_done() {
+        use anyhow::Context;
+        let error = Err::<(), _>(coded(Code::Unsupported, "no"))
+            .context("the run without a migration")
+            .unwrap_err();
+        assert_eq!(code_of(&error), Code::Unsupported);
+    }
 }

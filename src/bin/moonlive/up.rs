@@ -2,15 +2,20 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
+use moonlivekv::rpc::v1::gateway_client::GatewayClient;
+use moonlivekv::rpc::{self, v1};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::block_on;
+use crate::children::START_DEADLINE;
 use crate::cli::{ListenArgs, UpArgs};
-use crate::cluster::{Always, Cluster, FILE, Plan, TempDir};
+use crate::cluster::{Always, CALL, Cluster, FILE, Plan, TempDir};
+use crate::daemons::directory;
+use crate::exit::{Code, coded};
 
 /// The flags that all daemons are given. Each has ports of its own: the kernel chooses them.
 fn everywhere(listening: &ListenArgs) -> Vec<String> {
@@ -29,23 +34,13 @@ fn everywhere(listening: &ListenArgs) -> Vec<String> {
 
 /// Runs until SIGINT or SIGTERM.
 pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
-    if args.workers == 0 {
-        return Err(crate::exit::coded(
-            crate::exit::Code::Caller,
-            "--workers must be at least 1",
-        ));
-    }
     let temp = if args.dir.is_none() {
         Some(TempDir::new()?)
     } else {
         None
     };
     let dir: PathBuf = match (&args.dir, &temp) {
-        (Some(dir), _) => {
-            std::fs::create_dir_all(dir)
-                .with_context(|| format!("cannot create {}", dir.display()))?;
-            dir.canonicalize()?
-        }
+        (Some(dir), _) => directory(dir)?,
         (None, Some(temp)) => temp.path().to_owned(),
         (None, None) => bail!("no directory"),
     };
@@ -66,6 +61,7 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
     };
     let mut cluster = plan.start()?;
     let http = cluster.http()?;
+    block_on(joined(&cluster, usize::from(args.workers)))?;
     if json {
         println!(
             "{}",
@@ -97,6 +93,31 @@ pub fn run(args: UpArgs, json: bool) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Waits until the gateway can place requests on every worker: an address that is told before is
+/// answered with 503.
+async fn joined(cluster: &Cluster, workers: usize) -> anyhow::Result<()> {
+    let at = cluster.gateway.field("rpc")?.parse()?;
+    let mut gateway = GatewayClient::new(rpc::connect(&at, CALL).await?);
+    let end = Instant::now() + START_DEADLINE;
+    loop {
+        let mut ask = tonic::Request::new(v1::GatewayStatusRequest {});
+        ask.set_timeout(CALL);
+        let status = gateway.status(ask).await?.into_inner();
+        let ready = status.workers.iter().filter(|w| w.ready).count();
+        if ready >= workers {
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            let text = format!(
+                "{ready} of {workers} workers take requests after {START_DEADLINE:?}: see the logs \
+                 in the directory, or start fewer"
+            );
+            return Err(coded(Code::Deadline, text));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Returns at a signal. A worker or coordinator that ends is started again; without the gateway

@@ -91,9 +91,10 @@ impl Blocks {
         self.deferred.len()
     }
 
-    /// Blocks the prefix cache keeps.
+    /// Blocks that the prefix cache alone keeps: those that a request uses too are not to be had.
     pub(crate) fn cached(&self) -> usize {
-        self.cache.len()
+        let idle = |c: &&Cached| self.pool.refs(c.block).is_ok_and(|r| r == 1);
+        self.cache.values().filter(idle).count()
     }
 
     /// Free blocks that nobody was promised, evicting cached ones as needed to reach `want`.

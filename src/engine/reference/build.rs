@@ -78,6 +78,9 @@ pub(crate) fn build(config: &EngineConfig) -> Result<(Parts, Blocks), EngineErro
     )
     .build(&geometry, geometry.whole())
     .map_err(page)?;
+    if config.prefault {
+        fits(layout.region_len() as u64, available())?;
+    }
     let mut region = if config.shared_memory {
         Region::memfd("moonlive-kv", layout.region_len())
     } else {
@@ -133,6 +136,28 @@ pub(crate) fn build(config: &EngineConfig) -> Result<(Parts, Blocks), EngineErro
     Ok((parts, ledger))
 }
 
+/// Memory that can be had without swapping, in bytes; `None` where the system does not tell.
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
+/// A pool whose pages are all made present must fit: nobody is told otherwise, the kernel ends some
+/// process instead.
+fn fits(pool: u64, available: Option<u64>) -> Result<(), EngineError> {
+    match available {
+        Some(have) if pool > have => Err(EngineError::Config(format!(
+            "the KV pool takes {} MiB and {} MiB of memory are available: fewer blocks, smaller \
+             blocks or a smaller model",
+            pool >> 20,
+            have >> 20
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn check(config: &EngineConfig) -> Result<(), EngineError> {
     let bad = |what: &str| Err(EngineError::Config(what.to_string()));
     if config.blocks == 0 || config.block_tokens == 0 {
@@ -141,8 +166,8 @@ fn check(config: &EngineConfig) -> Result<(), EngineError> {
     if config.max_batch == 0 || config.max_step_tokens == 0 || config.prefill_chunk == 0 {
         return bad("max_batch, max_step_tokens and prefill_chunk must be at least 1");
     }
-    if config.threads > 256 {
-        return bad("threads must be at most 256");
+    if config.threads == 0 || config.threads > 256 {
+        return bad("threads must be 1 to 256");
     }
     if config.max_context as usize > MAX_CONTEXT {
         return bad("max_context must be at most 1,048,576");
@@ -192,6 +217,36 @@ fn load(config: &EngineConfig, threads: Threads) -> Result<Loaded, EngineError> 
                 encoder: Box::new(read.encoder),
                 name: read.name,
             })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_memory_cannot_hold_is_refused_before_it_is_touched() {
+        assert!(available().is_some_and(|n| n > 1 << 20));
+        assert!(fits(1 << 30, Some(1 << 30)).is_ok() && fits(u64::MAX, None).is_ok());
+        // 256 million blocks of 16 KiB.
+        let mut config = EngineConfig::tiny(1);
+        config.blocks = 1 << 28;
+        config.prefault = true;
+        let refused = build(&config).map(drop).unwrap_err();
+        assert!(
+            matches!(&refused, EngineError::Config(why) if why.contains("fewer blocks")),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn threads_are_bounded_at_both_ends() {
+        for threads in [0, 257] {
+            let mut config = EngineConfig::tiny(1);
+            config.threads = threads;
+            let refused = build(&config).map(drop).unwrap_err();
+            assert_eq!(refused.kind(), crate::id::ErrorKind::Caller, "{refused}");
         }
     }
 }

@@ -1,7 +1,9 @@
 //! A coordinator as a daemon.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -11,7 +13,8 @@ use parking_lot::Mutex;
 use super::core::{Core, Inbox};
 use super::lead::lead;
 use super::service::Service;
-use crate::drive::{Listen, Mesh, MeshOptions, Port, Routes, Timers};
+use crate::drive::{Listen, Mesh, MeshOptions, Port, Routes, Timers, bind_kind};
+use crate::id::ErrorKind;
 use crate::metastore::{MetaStore, RemoteOptions, RemoteStore};
 use crate::migrate::io::Peer;
 use crate::migrate::limits::Limits;
@@ -52,6 +55,8 @@ pub struct StartError {
     pub what: &'static str,
     /// Why.
     pub why: String,
+    /// What a caller can do about it.
+    pub kind: ErrorKind,
 }
 
 /// A coordinator that serves.
@@ -66,17 +71,39 @@ pub struct Running {
     metrics_at: SocketAddr,
 }
 
-fn fail(what: &'static str) -> impl Fn(&dyn std::fmt::Display) -> StartError {
-    move |why| StartError {
+fn fail(what: &'static str) -> impl Fn(ErrorKind, &dyn std::fmt::Display) -> StartError {
+    move |kind, why| StartError {
         what,
         why: why.to_string(),
+        kind,
+    }
+}
+
+/// Removes the sockets of earlier lives of `id` that died: nobody else ever uses their names again.
+fn sweep(dir: &Path, id: &str) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let of_a_life = name.to_str().and_then(|n| {
+            let (life, kind) = n.strip_prefix(id)?.strip_prefix('-')?.split_once('.')?;
+            let nonce = u64::from_str_radix(life, 16).is_ok();
+            (nonce && matches!(kind, "mesh.sock" | "rpc.sock")).then_some(())
+        });
+        let path = entry.path();
+        let socket = entry.file_type().is_ok_and(|t| t.is_socket());
+        if of_a_life.is_some()
+            && socket
+            && UnixStream::connect(&path)
+                .is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+        {
+            let _ = std::fs::remove_file(&path);
+        }
     }
 }
 
 /// Starts a coordinator; its RPC is served on the runtime of the caller.
 pub async fn start(config: Config) -> Result<Running, StartError> {
     let mut nonce = [0u8; 8];
-    getrandom::fill(&mut nonce).map_err(|e| fail("randomness")(&e))?;
+    getrandom::fill(&mut nonce).map_err(|e| fail("randomness")(ErrorKind::Unsupported, &e))?;
     let nonce = u64::from_le_bytes(nonce);
     let store: Arc<dyn MetaStore> = Arc::new(RemoteStore::new(
         config.store.clone(),
@@ -103,20 +130,22 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
             core.fire(key);
         }
     };
-    let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
+    let timers = Timers::start(TIMERS, Arc::new(fire))
+        .map_err(|e| fail("timers")(ErrorKind::Retryable, &e))?;
     // The nonce is in the names, so that a coordinator can start while another of its name dies.
     let name = format!("{}-{nonce:x}", config.id);
+    sweep(&config.dir, &config.id);
     let socket = |what: Port| config.listen.endpoint(&config.dir, &name, what);
-    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(e.kind(), &e))?;
     let server = Server::bind(&rpc_at, config.listen.exposed())
         .await
-        .map_err(|e| fail("control RPC")(&e))?;
+        .map_err(|e| fail("control RPC")(e.kind(), &e))?;
     let page = Page::bind(config.metrics, config.listen.exposed())
         .await
-        .map_err(|e| fail("metrics")(&e))?;
+        .map_err(|e| fail("metrics")(e.kind(), &e))?;
     let metrics_at = page.at();
     let options = MeshOptions {
-        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(e.kind(), &e))?],
         allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
@@ -129,7 +158,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         inbox,
         Arc::new(registry.clone()),
     )
-    .map_err(|e| fail("mesh")(&e))?;
+    .map_err(|e| fail("mesh")(bind_kind(e.kind()), &e))?;
     core.wire(mesh.clone(), timers);
     let card = Card {
         id: config.id,
@@ -148,8 +177,8 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let (publish, cards) = (card, registry.clone());
     tokio::task::spawn_blocking(move || cards.publish_coordinator(&publish))
         .await
-        .map_err(|e| fail("registry")(&e))?
-        .map_err(|e| fail("registry")(&e))?;
+        .map_err(|e| fail("registry")(ErrorKind::Bug, &e))?
+        .map_err(|e| fail("registry")(e.kind(), &e))?;
     let rpc_at = server.endpoint().clone();
     let routes = tonic::service::Routes::new(
         CoordinatorServer::new(Service(Arc::clone(&core)))
@@ -172,7 +201,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let leading = std::thread::Builder::new()
         .name("lead".into())
         .spawn(move || lead(&leading, &stopping))
-        .map_err(|e| fail("threads")(&e))?;
+        .map_err(|e| fail("threads")(ErrorKind::Retryable, &e))?;
     Ok(Running {
         core,
         mesh,
@@ -214,5 +243,40 @@ impl Running {
         self.core.stop();
         self.mesh.stop();
         self.serving.lock().drain(..).for_each(|task| task.abort());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn sockets_of_dead_lives_are_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for dead in [
+            "c0-1f.mesh.sock",
+            "c0-1f.rpc.sock",
+            "c1-1f.rpc.sock",
+            "c0.rpc.sock",
+        ] {
+            drop(UnixListener::bind(at(dead)).unwrap());
+        }
+        let _living = UnixListener::bind(at("c0-2e.rpc.sock")).unwrap();
+        std::fs::write(at("c0-3d.rpc.sock"), b"no socket").unwrap();
+        sweep(dir.path(), "c0");
+        let mut left: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let kept = [
+            "c0-2e.rpc.sock",
+            "c0-3d.rpc.sock",
+            "c0.rpc.sock",
+            "c1-1f.rpc.sock",
+        ];
+        assert_eq!(left, kept);
     }
 }

@@ -51,6 +51,7 @@ pub fn lead(core: &Arc<Core>, stop: &AtomicBool) {
             },
         };
         core.leader.store(term.is_some(), Ordering::SeqCst);
+        store.tidy();
         std::thread::sleep(RENEW);
     }
     if let Some(term) = term {

@@ -8,5 +8,5 @@ mod report;
 mod service;
 
 pub use core::{Core, Job, Parties, StartError};
-pub use daemon::{Config, Running, start};
+pub use daemon::{Config, Running, StartError as DaemonError, start};
 pub use service::Service;

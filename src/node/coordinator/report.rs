@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use super::core::{Core, Job, Parties};
-use crate::drive::cause_word;
-use crate::id::WorkerRef;
+use crate::drive::{RouteStore, cause_word};
+use crate::id::{RequestId, WorkerRef};
 use crate::migrate::coordinator::Ended;
+use crate::migrate::io::StoreReply;
 use crate::node::convert::worker_msg;
 use crate::node::measure::at;
+use crate::route::{Cause, Refused, RoutePhase};
 use crate::rpc::v1::worker_client::WorkerClient;
 use crate::rpc::{self, v1};
 
@@ -183,6 +185,18 @@ fn cause_of(ended: &Ended, times: &Times) -> (bool, String) {
     }
 }
 
+/// Why a request that has a record is not one that can move.
+async fn not_serving(core: &Core, request: RequestId) -> &'static str {
+    let routes = core.routes.clone();
+    let read = tokio::task::spawn_blocking(move || routes.read(request)).await;
+    match read {
+        Ok(StoreReply::Value(found)) if found.record.phase == RoutePhase::Finished => {
+            cause_word(Cause::RequestEnded)
+        }
+        _ => "being-recovered",
+    }
+}
+
 /// Asks both workers and writes the report.
 pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationReport {
     let p = job.parties();
@@ -203,7 +217,10 @@ pub async fn report(core: &Core, job: &Job, ended: &Ended) -> v1::MigrationRepor
         destination,
         start: job.started_ns,
     };
-    let (migrated, cause) = cause_of(ended, &times);
+    let (migrated, mut cause) = cause_of(ended, &times);
+    if matches!(ended, Ended::Refused(Refused::WrongPhase)) {
+        cause = not_serving(core, job.request).await.to_owned();
+    }
     let pause = match (times.source(at::LAST_STEP), times.destination(at::LAUNCH)) {
         (Some(from), Some(to)) if migrated => to.saturating_sub(from),
         _ => 0,

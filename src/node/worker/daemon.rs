@@ -17,12 +17,12 @@ use super::service::{Listening, Service};
 use super::sink::Sink;
 use crate::digest::Digester;
 use crate::drive::{
-    Expect, Handler, Hello, Listen, Mesh, MeshOptions, Port, Routes, Timers, envelope, kind, name,
-    now_ns,
+    Expect, Handler, Hello, Listen, Mesh, MeshOptions, Port, Routes, Timers, bind_kind, envelope,
+    kind, name, now_ns,
 };
 use crate::engine::adapter::EngineAdapter;
 use crate::engine::reference::{CloseReason, Engine, EngineConfig};
-use crate::id::{MigrationEpoch, OwnerEpoch, RequestId, WorkerId, WorkerRef};
+use crate::id::{ErrorKind, MigrationEpoch, OwnerEpoch, RequestId, WorkerId, WorkerRef};
 use crate::metastore::{MetaStore, RemoteOptions, RemoteStore};
 use crate::migrate::io::Peer;
 use crate::migrate::limits::Limits;
@@ -97,6 +97,8 @@ pub struct StartError {
     pub what: &'static str,
     /// Why.
     pub why: String,
+    /// What a caller can do about it.
+    pub kind: ErrorKind,
 }
 
 /// A worker that serves.
@@ -113,6 +115,7 @@ pub struct Running {
     card: Card,
     data: Vec<String>,
     metrics_at: SocketAddr,
+    dir: PathBuf,
 }
 
 /// Tokens as the protocol's `Emit`.
@@ -235,10 +238,11 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let id = config.id.to_string();
     let fail = |what: &'static str| {
         let id = id.clone();
-        move |why: &dyn std::fmt::Display| StartError {
+        move |kind: ErrorKind, why: &dyn std::fmt::Display| StartError {
             id,
             what,
             why: why.to_string(),
+            kind,
         }
     };
     let emitter = Emitter::default();
@@ -251,12 +255,14 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let engine_sink = Arc::clone(&sink);
     let engine = tokio::task::spawn_blocking(move || Engine::start(engine_config, engine_sink))
         .await
-        .map_err(|e| fail("engine")(&e))?
-        .map_err(|e| fail("engine")(&e))?;
+        .map_err(|e| fail("engine")(ErrorKind::Bug, &e))?
+        .map_err(|e| fail("engine")(e.kind(), &e))?;
     let adapter: Arc<dyn EngineAdapter> = Arc::new(engine.clone());
     let capabilities = adapter.capabilities();
-    let digester =
-        Arc::new(Digester::new(capabilities.header.clone()).map_err(|e| fail("digests")(&e))?);
+    let digester = Arc::new(
+        Digester::new(capabilities.header.clone())
+            .map_err(|e| fail("digests")(ErrorKind::Bug, &e))?,
+    );
     let limits = Limits {
         offer_tokens: offer_tokens(&config.limits, &capabilities.header),
         window: config.limits.window.max(WINDOW),
@@ -270,7 +276,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         config.store.clone(),
         RemoteOptions::default(),
     ));
-    let registry = Registry::new(Arc::clone(&store));
+    let (registry, tidied) = (Registry::new(Arc::clone(&store)), Arc::clone(&store));
     registry.learn(&Peer::Gateway, &config.gateway);
     let faults = Arc::new(Faults::new(
         config.fault,
@@ -279,7 +285,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         &config.dir,
     ));
     let opened = paths::open(&config.id, &config.dir, &config.listen, &faults)
-        .map_err(|e| fail("bulk paths")(&e))?;
+        .map_err(|e| fail("bulk paths")(bind_kind(e.kind()), &e))?;
     let data: Vec<String> = opened.iter().map(|t| t.endpoint().to_string()).collect();
     let core = Core::new(
         me.clone(),
@@ -292,7 +298,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         Arc::new(Bulk::new(opened)),
         limits,
         faults,
-        Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(&e))?,
+        Jobs::start("bulk", JOBS).map_err(|e| fail("threads")(ErrorKind::Retryable, &e))?,
     );
     let core = Arc::new(core.with_null_handoffs(config.null_handoffs));
     sink.attach(&core);
@@ -302,15 +308,16 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
             core.fire(key);
         }
     };
-    let timers = Timers::start(TIMERS, Arc::new(fire)).map_err(|e| fail("timers")(&e))?;
+    let timers = Timers::start(TIMERS, Arc::new(fire))
+        .map_err(|e| fail("timers")(ErrorKind::Retryable, &e))?;
     let socket = |what: Port| config.listen.endpoint(&config.dir, &id, what);
-    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(&e))?;
+    let rpc_at = socket(Port::Rpc).map_err(|e| fail("address")(e.kind(), &e))?;
     let server = Server::bind(&rpc_at, config.listen.exposed())
         .await
-        .map_err(|e| fail("control RPC")(&e))?;
+        .map_err(|e| fail("control RPC")(e.kind(), &e))?;
     let page = Page::bind(config.metrics, config.listen.exposed())
         .await
-        .map_err(|e| fail("metrics")(&e))?;
+        .map_err(|e| fail("metrics")(e.kind(), &e))?;
     let metrics_at = page.at();
     let inbox = Arc::new(Inbox {
         core: OnceLock::new(),
@@ -318,7 +325,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     });
     let _ = inbox.core.set(Arc::clone(&core));
     let options = MeshOptions {
-        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(&e))?],
+        listen: vec![socket(Port::Mesh).map_err(|e| fail("address")(e.kind(), &e))?],
         allow_remote: config.listen.exposed(),
         endpoints: vec![("rpc".into(), server.endpoint().clone())],
         spin_ns: 0,
@@ -326,7 +333,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     };
     let directory = Arc::new(registry.clone());
     let mesh = Mesh::start(Peer::Worker(me.clone()), options, inbox, directory)
-        .map_err(|e| fail("mesh")(&e))?;
+        .map_err(|e| fail("mesh")(bind_kind(e.kind()), &e))?;
     core.wire(mesh.clone(), timers);
     let mesh_at = mesh
         .endpoints()
@@ -376,15 +383,18 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     });
     let _ = outlet.mesh.set(mesh.clone());
     let _ = outlet.core.set(Arc::downgrade(&core));
-    let sending = emitter.start(outlet).map_err(|e| fail("threads")(&e))?;
+    let sending = emitter
+        .start(outlet)
+        .map_err(|e| fail("threads")(ErrorKind::Retryable, &e))?;
     let (publish, cards) = (card.clone(), registry.clone());
     tokio::task::spawn_blocking(move || cards.publish_worker(&publish))
         .await
-        .map_err(|e| fail("registry")(&e))?
-        .map_err(|e| fail("registry")(&e))?;
+        .map_err(|e| fail("registry")(ErrorKind::Bug, &e))?
+        .map_err(|e| fail("registry")(e.kind(), &e))?;
     late_put_when_due(&core);
     let ended = Arc::new(AtomicBool::new(false));
-    let tending = tend(&core, &mesh, Arc::clone(&ended)).map_err(|e| fail("threads")(&e))?;
+    let tending = tend(&core, &mesh, tidied, Arc::clone(&ended))
+        .map_err(|e| fail("threads")(ErrorKind::Retryable, &e))?;
     Ok(Running {
         core,
         engine,
@@ -398,6 +408,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         card,
         data,
         metrics_at,
+        dir: config.dir,
     })
 }
 
@@ -432,6 +443,7 @@ fn late_put_when_due(core: &Arc<Core>) {
 fn tend(
     core: &Arc<Core>,
     mesh: &Mesh,
+    store: Arc<dyn MetaStore>,
     ended: Arc<AtomicBool>,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let (core, mesh) = (Arc::clone(core), mesh.clone());
@@ -453,6 +465,7 @@ fn tend(
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(TIDY) {
                 core.bulk.tend();
+                store.tidy();
             }
             if looks.is_multiple_of(SWEEP) {
                 core.sweep();
@@ -540,6 +553,7 @@ impl Running {
             let _ = tending.join();
         }
         self.serving.lock().drain(..).for_each(|task| task.abort());
+        paths::remove_socket(&self.core.me.id, &self.dir);
         tracing::info!(at_ns = now_ns(), "ended");
     }
 }

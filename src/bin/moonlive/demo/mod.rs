@@ -95,9 +95,6 @@ fn check(args: &DemoArgs) -> anyhow::Result<()> {
             args.output
         ));
     }
-    if args.context == 0 {
-        return wrong("--context must be at least 1".into());
-    }
     if args.transport != TransportKind::Tcp && args.inject == Some(InjectKind::CorruptWire) {
         return wrong(format!("there is no wire over {}", args.transport.name()));
     }
