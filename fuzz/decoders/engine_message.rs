@@ -183,7 +183,7 @@ fn seeds() -> Vec<super::Seed> {
     let fault = |part: Vec<u8>| of(Carried::Fault, &[bytes(1, b"it is so"), part]);
     let pair = [number(1, 1), number(2, 2)].concat();
     let accepted = [
-        ("key", of(Carried::Key, &[key.clone()])),
+        ("key", of(Carried::Key, std::slice::from_ref(&key))),
         ("view-of-a-pin", of(Carried::View, &[number(2, 9)])),
         ("view-of-a-stage", of(Carried::View, &[number(3, 9)])),
         ("pinned", of(Carried::Pinned, &[number(1, 9), live(3)])),

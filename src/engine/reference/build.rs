@@ -79,7 +79,7 @@ pub(crate) fn build(config: &EngineConfig) -> Result<(Parts, Blocks), EngineErro
     .build(&geometry, geometry.whole())
     .map_err(page)?;
     if config.prefault {
-        fits(layout.region_len() as u64, available())?;
+        fits(layout.region_len(), available())?;
     }
     let mut region = if config.shared_memory {
         Region::memfd("moonlive-kv", layout.region_len())

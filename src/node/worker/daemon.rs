@@ -43,6 +43,9 @@ const JOBS: usize = 2;
 /// KV in one offer. Both ends hash and copy at the same time only where several offers are under
 /// way, and what was just copied is hashed from the cache; smaller ones cost more messages.
 const OFFER_BYTES: u64 = 4 << 20;
+/// Offers under way at once: with fewer, CPUs wait for an answer to the one before; with more, what
+/// was copied has left the cache when its turn to be hashed comes.
+const WINDOW: u16 = 6;
 /// Threads that run due timers.
 const TIMERS: usize = 2;
 /// Tokens that the gateway did not acknowledge for this long are sent again.
@@ -262,6 +265,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     );
     let limits = Limits {
         offer_tokens: offer_tokens(&config.limits, &capabilities.header),
+        window: config.limits.window.max(WINDOW),
         ..config.limits.clone()
     };
     let me = WorkerRef {
