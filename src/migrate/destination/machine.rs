@@ -87,9 +87,10 @@ impl Destination {
         }
     }
 
-    /// Other bounds for the attempts to come; an attempt under way keeps its own.
+    /// Other bounds for the attempts to come; an attempt under way keeps its own. One that launched
+    /// the request here is over: the request may have left again and be about to come back.
     pub fn set_limits(&mut self, limits: Limits) {
-        if self.attempt.is_none() {
+        if self.attempt.is_none() || self.is_launched() {
             self.limits = limits;
         }
     }
@@ -463,5 +464,53 @@ impl Attempt {
             out.push(Action::Report(Report::GivingUp(cause)));
             self.tell_everybody(Body::Refuse { cause }, out);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Incarnation, OwnerEpoch, RouteGeneration, WorkerId};
+
+    fn worker(name: &str) -> WorkerRef {
+        WorkerRef {
+            id: WorkerId::new(name).unwrap(),
+            incarnation: Incarnation(1),
+        }
+    }
+
+    #[test]
+    fn a_request_that_comes_back_is_verified_as_its_new_attempt_asks() {
+        let request = RequestId([7; 16]);
+        let mut d = Destination::new(request, worker("b"), Limits::default());
+        let msg = Msg {
+            request,
+            epoch: MigrationEpoch(1),
+            body: Body::Reserve {
+                intent: Intent {
+                    migration_epoch: MigrationEpoch(1),
+                    generation: RouteGeneration(2),
+                    owner_epoch: OwnerEpoch(1),
+                    driver: 5,
+                    src: worker("a"),
+                    dst: worker("b"),
+                },
+            },
+        };
+        let reserve = Event::Recv {
+            from: Peer::Gateway,
+            msg,
+            payload: Payload::NONE,
+        };
+        d.handle(1, reserve, &mut Vec::new());
+        let full = Limits {
+            verify_full: true,
+            ..Limits::default()
+        };
+        d.set_limits(full.clone());
+        assert!(!d.limits.verify_full, "an attempt under way keeps its own");
+        d.attempt.as_mut().unwrap().stage = Stage::Launched;
+        d.set_limits(full);
+        assert!(d.limits.verify_full);
     }
 }
