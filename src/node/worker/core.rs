@@ -468,10 +468,13 @@ impl Core {
         let state = &mut *state;
         match &msg.body {
             Body::Prepare { intent } => {
-                state.outgoing.destination = Some(intent.dst.clone());
-                // The operator's choices ride along; the machine has no use for them.
-                state.outgoing.options = Options::decode(bytes).unwrap_or_default();
-                state.outgoing.options.null_handoff &= self.null_handoffs;
+                // Of an earlier attempt, late: the choices of the present one stand.
+                if msg.epoch >= state.outgoing.epoch {
+                    state.outgoing.destination = Some(intent.dst.clone());
+                    // The operator's choices ride along; the machine has no use for them.
+                    state.outgoing.options = Options::decode(bytes).unwrap_or_default();
+                    state.outgoing.options.null_handoff &= self.null_handoffs;
+                }
                 self.measures.at(request, msg.epoch, at::PREPARE);
                 let event = Event::Recv {
                     from: from.clone(),
@@ -484,23 +487,20 @@ impl Core {
             Body::Push(push) => {
                 self.measures.at(request, msg.epoch, at::ARRIVED);
                 let incoming = &mut state.incoming;
-                incoming.fenced = true;
                 if incoming.epoch == msg.epoch {
+                    incoming.fenced = true;
                     incoming.control = Some(push.certificate.control.hash);
-                }
-                if incoming
-                    .spec
-                    .as_ref()
-                    .is_some_and(|s| s.options.null_handoff)
-                {
-                    incoming.null = Some(Claim::of(push));
+                    let spec = incoming.spec.as_ref();
+                    if spec.is_some_and(|s| s.options.null_handoff) {
+                        incoming.null = Some(Claim::of(push));
+                    }
                 }
             }
             Body::Accepted { through, .. } => self.emitter.acked(request, *through),
             Body::Fenced { .. } => {
                 self.metrics.batches_refused.inc();
             }
-            Body::Reserve { intent } => {
+            Body::Reserve { intent } if msg.epoch >= state.incoming.epoch => {
                 state.incoming.source = Some(intent.src.clone());
                 let options = SourceSpec::decode(bytes)
                     .map(|s| s.options)
