@@ -47,12 +47,12 @@ impl Direct {
     }
 
     /// Writes `bytes` at `offset`; `Ok(false)`: not by this way, nothing was written by it. `read`
-    /// fills a block from its offset in the file, with zeros past the file's end.
+    /// reads a block from its offset in the file and says how much of it there is.
     pub(super) fn write(
         &mut self,
         offset: u64,
         bytes: &[u8],
-        read: impl Fn(u64, &mut [u8]) -> Result<(), IoError>,
+        read: impl Fn(u64, &mut [u8]) -> Result<usize, IoError>,
         fail: impl Fn(Errno) -> IoError,
     ) -> Result<bool, IoError> {
         let end = offset + bytes.len() as u64;
@@ -66,10 +66,11 @@ impl Direct {
             let start = offset / BLOCK as u64 * BLOCK as u64;
             if self.at != Some(start) {
                 self.at = None;
-                match start >= known {
-                    true => self.block.0.fill(0),
+                let there = match start >= known {
+                    true => 0,
                     false => read(start, &mut self.block.0)?,
-                }
+                };
+                self.block.0[there..].fill(0);
             }
             // Until the write has succeeded nobody may build on the block.
             self.at = None;

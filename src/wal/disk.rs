@@ -231,8 +231,8 @@ impl std::fmt::Debug for DiskFile {
 }
 
 impl DiskFile {
-    /// Fills `out` from `at` on, with zeros past the end.
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), IoError> {
+    /// Reads into `out` from `at` on; less than all of it only at the file's end.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<usize, IoError> {
         let mut done = 0;
         while done < out.len() {
             match rustix::io::pread(&self.fd, &mut out[done..], at + done as u64) {
@@ -242,8 +242,7 @@ impl DiskFile {
                 Err(e) => return Err(err("pread", &self.name, e)),
             }
         }
-        out[done..].fill(0);
-        Ok(())
+        Ok(done)
     }
 }
 
@@ -268,16 +267,8 @@ impl File for DiskFile {
             .map_err(|e| err("fstat", &self.name, e))?
             .st_size;
         let mut bytes = vec![0u8; len as usize];
-        let mut at = 0;
-        while at < bytes.len() {
-            match rustix::io::pread(&self.fd, &mut bytes[at..], at as u64) {
-                Ok(0) => break,
-                Ok(n) => at += n,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(err("pread", &self.name, e)),
-            }
-        }
-        bytes.truncate(at);
+        let read = self.read_at(0, &mut bytes)?;
+        bytes.truncate(read);
         Ok(bytes)
     }
 

@@ -212,8 +212,8 @@ pub trait EngineAdapter: Send + Sync {
     }
 
     /// A fence that will import into this stage is near: the same at the destination. `preview` is
-    /// what [`rehearse_export`](Self::rehearse_export) gave; it is used for nothing but practice,
-    /// and may be anything at all.
+    /// what [`rehearse_export`](Self::rehearse_export) gave, or anything at all: an engine may
+    /// rebuild ahead from it, but what `import_control` then brings must come out as if it had not.
     fn rehearse_import(&self, stage: StageId, preview: &[u8]) {
         let _ = (stage, preview);
     }
